@@ -20,7 +20,7 @@ import inspect
 import types
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,28 +44,18 @@ _LEFT_OUT = (
     "build_config",
     "shared_object_id",
 )
-_COMPILED = ("optimizer", "loss", "run_eagerly", "steps_per_execution")
 _DEEPEST = 10
 
 
 def describe_call(name: str, arguments: Mapping[str, Any]) -> Iterator[Entry]:
     """Yields what has to be the same in the arguments of `fit`, `evaluate` or `predict`.
 
-    Their callbacks are a list.
+    Their callbacks are a list. Those that restore a training have to restore the same.
     """
-    parts: Parts = {
-        key: value if isinstance(value, _PLAIN) else "given" for key, value in arguments.items()
-    }
-    parts["callbacks that restore a training"] = _describe_backups(arguments["callbacks"])
-    return _describe(name, parts)
-
-
-def _describe_backups(callbacks: Sequence[Any]) -> dict[str, str]:
-    """Returns what the callbacks that restore a training will restore, by their kind."""
     import keras
 
     restored = {}
-    for callback in callbacks:
+    for callback in arguments["callbacks"]:
         kind = type(callback).__name__
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             state = Path(callback.backup_dir, "training_metadata.json")
@@ -76,14 +66,20 @@ def _describe_backups(callbacks: Sequence[Any]) -> dict[str, str]:
             )
         elif getattr(callback, "restores_all_workers", False):
             restored[kind] = ""
-    return restored
+    parts: Parts = {
+        key: value if isinstance(value, _PLAIN) else "given" for key, value in arguments.items()
+    }
+    return _describe(name, {**parts, "callbacks that restore a training": restored})
 
 
 def describe_model(model: Model) -> Iterator[Entry]:
     """Yields the configuration of a model's layers, optimizer, losses and metrics."""
     parts = {
         **_config(model, "get_compile_config"),
-        **{name: getattr(model, name, None) for name in _COMPILED},
+        **{
+            name: getattr(model, name, None)
+            for name in ("optimizer", "loss", "run_eagerly", "steps_per_execution")
+        },
         "layers": list(private_names.FLATTEN_LAYERS.of(model)()),
     }
     return _describe("model", parts)
@@ -92,14 +88,17 @@ def describe_model(model: Model) -> Iterator[Entry]:
 def _describe(name: str, value: object, depth: int = 0) -> Iterator[Entry]:
     """Yields the entries of a value and of all that it consists of."""
     parts: Mapping[Any, object] = {}
-    if isinstance(value, (list, tuple)) and not all(isinstance(item, _PLAIN) for item in value):
-        text = f"{len(value)} items"
-        parts = dict(enumerate(value))
-    elif isinstance(value, (*_PLAIN, list, tuple)):
-        text = repr(value)
-    elif isinstance(value, dict):
+    if isinstance(value, dict):
         text = ", ".join(sorted(map(str, value))) or "none"
-        parts = {key: value[key] for key in sorted(value, key=str)}
+        parts = value
+    elif isinstance(value, _PLAIN):
+        text = repr(value)
+    elif isinstance(value, (list, tuple)):
+        text = f"{len(value)} items"
+        if all(isinstance(item, _PLAIN) for item in value):
+            text = repr(value)
+        else:
+            parts = dict(enumerate(value))
     elif isinstance(value, (np.ndarray, np.generic)):
         text = f"numbers {zlib.crc32(value.tobytes())}"
     else:
@@ -107,9 +106,9 @@ def _describe(name: str, value: object, depth: int = 0) -> Iterator[Entry]:
         parts = _parts(value)
         name = f"{name} ({text})"
     yield Entry(name, text)
-    for key, part in parts.items():
+    for key in sorted(parts, key=str):
         if depth < _DEEPEST and key not in _LEFT_OUT:
-            yield from _describe(f"{name}.{key}", part, depth + 1)
+            yield from _describe(f"{name}.{key}", parts[key], depth + 1)
 
 
 def _parts(thing: object) -> Parts:

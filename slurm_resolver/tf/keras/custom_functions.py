@@ -33,8 +33,8 @@ def make_function(original: Method, model: Model, force: bool = False) -> object
     strategy = model.distribute_strategy
     if not is_ours(strategy):
         return original(model, force)
-    name = original.__name__.partition("_")[2]
-    kind = name.partition("_")[0]
+    _, kind, _ = original.__name__.split("_")
+    name = f"{kind}_function"
     if force or getattr(model, name) is None:
         setattr(model, name, strategy.make_function(model, kind))
         _made.setdefault(model, set()).add(kind)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -72,8 +72,8 @@ def compare(
         digest: what differs if an entry differs; by default, the list of the entries.
     """
     call = f"compares its model {when}"
-    digest = entries if digest is None else digest
-    if len(set(workers.exchange(call, zlib.crc32(repr(digest).encode())))) == 1:
+    compared = repr(entries if digest is None else digest)
+    if len(set(workers.exchange(call, zlib.crc32(compared.encode())))) == 1:
         return
     remaining = iter(entries)
     while True:
@@ -85,31 +85,20 @@ def compare(
         if not any(blocks):
             break
         for column in itertools.zip_longest(*blocks, fillvalue=_NOTHING):
-            different = _different_values(column)
-            if different:
-                raise difference(workers, when, column[0][0], different, remedy)
+            found, digests, texts, numbers, norms = zip(*column)
+            # Only floats are rounded: a step counts the same in all workers.
+            rounding = _ROUNDING * max(norms) * ("float" in texts[0])
+            values = texts
+            if len(set(digests)) == 1:
+                if np.allclose(numbers, numbers[0], rtol=0.0, atol=rounding, equal_nan=True):
+                    continue
+                values = tuple(f"{number:.6g}" for number in numbers)
+            raise difference(workers, when, found[0], values, remedy)
     tell_once(
         "the workers' weights differ by rounding: their processors, or GPUs that add up in any "
         "order, compute the same step differently. For equal weights, use nodes of one kind, and "
         "on GPUs also tf.config.experimental.enable_op_determinism()"
     )
-
-
-def _different_values(column: Sequence[Any]) -> Sequence[str]:
-    """Returns the value of an entry in each worker; none if they differ by rounding at most."""
-    _, digests, texts, numbers, norms = zip(*column)
-    if len(set(digests)) > 1:
-        return texts
-    # Only floats are rounded: a step counts the same in all workers.
-    tolerance = _ROUNDING * max(norms) * ("float" in texts[0])
-    if np.allclose(numbers, numbers[0], rtol=0.0, atol=tolerance, equal_nan=True):
-        return []
-    return [
-        f"{number:.6g}"
-        if abs(number) == norm  # of a single number
-        else f"norm {norm:.6g}, projection {number:.6g}"
-        for norm, number in zip(norms, numbers)
-    ]
 
 
 def difference(

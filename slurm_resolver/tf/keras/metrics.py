@@ -1,36 +1,127 @@
 """Metrics of Keras 3 in training loops of one's own, and on parameter servers.
 
-In a step of Keras' own, which is traced as in one process, metrics are variables like any other.
+In a step of Keras' own, which is traced as in one process, metrics are variables like any other. At
+the end of `strategy.run`, the replicas add up what each of them has added to metrics, as
+TensorFlow's classes do, so that these have the same values in all workers, and one worker alone can
+read them.
 """
 
 from __future__ import annotations
 
+import contextlib
+from contextvars import ContextVar
 from typing import Any
 
 import tensorflow as tf
 
+from slurm_resolver.errors import FitError
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.keras import metrics_in_run
 from slurm_resolver.tf.keras.protocols import Metric
 from slurm_resolver.tf.keras.replicas import is_in_replica
+from slurm_resolver.tf.keras.sharing import without_conversion
 from slurm_resolver.tf.keras.strategy_registry import is_coordinated, sharing_of
+from slurm_resolver.tf.keras.sums import add_up
 from slurm_resolver.tf.private_names import Method
+
+
+class _Additions:
+    """What a replica adds to metrics, whose variables were the same in all replicas.
+
+    A condition, loop or tf.function in a step has a graph of its own, in which TensorFlow cannot
+    add up.
+
+    Attributes:
+        graph: what is being traced.
+    """
+
+    def __init__(self) -> None:
+        self.graph = tf.compat.v1.get_default_graph()
+        self._before: dict[int, tuple[Any, tf.Tensor]] = {}  # a variable and its value, by its id
+
+    def _is_inside(self) -> bool:
+        """Whether the caller is in a condition, loop or tf.function."""
+        return self.graph is not tf.compat.v1.get_default_graph()
+
+    def note(self, metric: Metric, zeros: bool = False) -> None:
+        """Notes the values of a metric's variables, or that new ones have begun as zeros."""
+        with self.graph.as_default() if self._is_inside() else contextlib.nullcontext():
+            for variable in metric.variables:
+                if id(variable) not in self._before:
+                    value = tf.zeros(variable.shape, variable.dtype) if zeros else variable.value
+                    self._before[id(variable)] = variable, tf.convert_to_tensor(value)
+
+    def settle(self, metric: Metric) -> None:
+        """Adds what all replicas have added, before a metric is read or reset."""
+        if any(id(variable) in self._before for variable in metric.variables):
+            if self._is_inside():
+                raise FitError(
+                    f"a condition or loop in a step reads or resets the metric {metric.name!r}, "
+                    "which has been updated before. Do so outside of the condition or loop"
+                )
+            self.add_changes()
+
+    def add_changes(self) -> None:
+        """Adds what all replicas have added."""
+        noted = list(self._before.values())
+        sums = add_up([variable.value - before for variable, before in noted])
+        for (variable, before), total in zip(noted, sums):
+            variable.value.assign(before + total)
+        self._before.clear()
+
+
+# What is being traced, or run eagerly, in `strategy.run`.
+_current: ContextVar[_Additions | None] = ContextVar("current", default=None)
+
+
+@without_conversion
+def adding_up(function: Any) -> Any:
+    """Makes a replica's function of `strategy.run` add up metrics at its end.
+
+    A tf.function stays as it is, because TensorFlow traces it in another way.
+    """
+    if isinstance(function, type(tf.function(len))):
+        return function
+
+    def wrapped(*args: object, **kwargs: object) -> object:
+        additions = _Additions()
+        token = _current.set(additions)
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            _current.reset(token)
+        additions.add_changes()
+        return result
+
+    return wrapped
 
 
 def _update_state(original: Method, metric: Metric, *args: object, **kwargs: object) -> None:
     """Updates a metric.
 
-    In a loop of one's own, `strategy.run` adds what all replicas have added, as TensorFlow's class
-    does. In a coordinator's steps, the parameter server adds the change; otherwise, what another
-    worker adds between reading and writing would be lost.
+    In a coordinator's steps, the parameter server adds the change; otherwise, what another worker
+    adds between reading and writing would be lost.
     """
+    additions = _current.get()
     replicas = is_in_replica() and sharing_of(tf.distribute.get_strategy())
-    if replicas and replicas.replicas > 1:
-        metrics_in_run.update_state(original, metric, *args, **kwargs)
+    # Updates that are traced now happen whenever this step does.
+    if additions and (tf.executing_eagerly() or additions.graph.building_function):
+        additions.note(metric)
+        original(metric, *args, **kwargs)
+        additions.note(metric, zeros=True)
+    elif replicas and replicas.replicas > 1:
+        adding_up(_update_state)(original, metric, *args, **kwargs)
     elif is_coordinated() and all(map(_is_stored, metric.variables)):
         _update_on_servers(original, metric, *args, **kwargs)
     else:
         original(metric, *args, **kwargs)
+
+
+def _settled(original: Method, metric: Metric) -> object:
+    """Reads or resets a metric; in `strategy.run`, it has what all replicas have added so far."""
+    additions = _current.get()
+    if additions:
+        additions.settle(metric)
+    return original(metric)
 
 
 def _update_on_servers(original: Method, metric: Metric, *args: object, **kwargs: object) -> None:
@@ -57,20 +148,18 @@ def _is_stored(variable: Any) -> bool:
     return isinstance(variable.value, tf.Variable)
 
 
-_REPLACEMENTS: dict[str, Method] = {
-    "update_state": _update_state,
-    "reset_state": metrics_in_run.reset_state,
-    "result": metrics_in_run.result,
-}
-
-
 def patch_metrics() -> None:
     """Changes the classes of metrics, including those defined since the last call."""
     import keras
 
+    replacements: dict[str, Method] = {
+        "update_state": _update_state,
+        "reset_state": _settled,
+        "result": _settled,
+    }
     kinds = [keras.metrics.Metric]
     for kind in kinds:
         kinds += kind.__subclasses__()  # which come later in this loop
-        for name, replacement in _REPLACEMENTS.items():
+        for name, replacement in replacements.items():
             if name in vars(kind):
                 private_names.replace(kind, name, replacement)

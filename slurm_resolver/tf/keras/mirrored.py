@@ -26,7 +26,7 @@ from slurm_resolver.tf import early_start, private_names
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.differences import REMEDY_OF_DATA, Entry, compare
 from slurm_resolver.tf.keras.division import WorkerData, share_out
-from slurm_resolver.tf.keras.metrics_in_run import adding_up
+from slurm_resolver.tf.keras.metrics import adding_up
 from slurm_resolver.tf.keras.one_process import is_one_process, place_slot, update_once
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.protocols import EpochIterator, Model

@@ -40,8 +40,9 @@ def find_origins(dataset: Dataset) -> list[Origin]:
     ]
     graphs = [each.function.graph for each in private_names.FUNCTIONS.of(dataset)()]
     count = len(tf.nest.flatten(dataset.element_spec))
-    maps = (private_names.MAP_DATASET.get(), private_names.PARALLEL_MAP_DATASET.get())
-    if isinstance(dataset, maps):
+    if isinstance(
+        dataset, (private_names.MAP_DATASET.get(), private_names.PARALLEL_MAP_DATASET.get())
+    ):
         return _of_all(_origins_of_results(graphs[0], origins), count)
     of_functions = [_lowest(graph.get_operations()) for graph in graphs]
     lowest = min([_origin_of([type(dataset).__name__]), *of_functions])

@@ -44,8 +44,7 @@ class Comparison:
 
     def __init__(self, strategy: Strategy, model: Model) -> None:
         strategy.comparisons.add(self)
-        self._sharing = strategy.sharing
-        self._workers = strategy.workers
+        self._strategy = strategy
         self._model = model
         # The origins of the columns that differed in a step, and the columns that were the same in
         # it and told the rows apart.
@@ -55,11 +54,10 @@ class Comparison:
     def row(self, replica: int, batch: Share) -> tf.Tensor:
         """Returns what a replica adds to the table for a batch, as float32."""
         optimizer = getattr(self._model, "optimizer", None)
-        rate = getattr(optimizer, "learning_rate", 0.0)
-        rate = tf.reshape(tf.cast(rate, tf.float32), [])
-        of_rate = tf.stack([[rate, 0.0, float(Origin.EQUAL)]])
+        rate = tf.cast(getattr(optimizer, "learning_rate", 0.0), tf.float32)
+        of_rate = [[tf.reshape(rate, []), 0.0, float(Origin.EQUAL)]]
         self._names = names_of_tensors(batch)
-        of_replica = tf.one_hot(replica, self._sharing.replicas)[:, None, None]
+        of_replica = tf.one_hot(replica, self._strategy.sharing.replicas)[:, None, None]
         return of_replica * tf.concat([of_rate, batch.digest], axis=0)
 
     def check(self, table: tf.Tensor) -> None:
@@ -74,22 +72,21 @@ class Comparison:
 
         A worker that is gone ends NCCL's sums with any numbers.
         """
-        self._workers.refuse_loss()
-        columns = table[:: self._sharing.local_replicas].transpose(1, 2, 0)
+        workers = self._strategy.workers
+        workers.refuse_loss()
+        columns = table[:: self._strategy.sharing.local_replicas].transpose(1, 2, 0)
         for place, (values, tells, origins) in enumerate(columns):
-            near = 0.0 if place else _SAME_RATE * np.abs(values[0])  # the rate may be rounded
-            if not (np.abs(values - values[0]) > near).any():
+            if np.allclose(values, values[0], 0.0 if place else _SAME_RATE, 0.0, equal_nan=True):
                 if tells[0]:
                     self._told.add(place)
             elif origins[0] == Origin.EQUAL:
                 name = f"the digest of {self._names[place - 1]}" if place else "the learning rate"
-                remedy = REMEDY_OF_DATA if place else REMEDY
                 error = difference(
-                    self._workers,
+                    workers,
                     reporter.where(),
                     name,
-                    [*map(str, values)],
-                    remedy,
+                    list(map(str, values)),
+                    REMEDY_OF_DATA if place else REMEDY,
                 )
                 raise FitError(f"{MARK}{error}")
             else:

@@ -10,7 +10,7 @@ last place, and what that changes is allowed for.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ from slurm_resolver.tf.reporter import reporter
 _LEAST = 3  # steps: what an optimizer keeps of the first step has an effect in the second
 _RUNS = 4  # of the traced step; in all but the first, trainable variables are off
 _TIMES = 20.0  # as much as other rounding changes is allowed
-_EPSILON = 2.0**-21  # what rounding changes, relative to a number
+_EPSILON = 2.0**-21  # what rounding changes in a step, relative to a number
 _EPSILON_OF_HALVES = 2.0**-10  # also of products in TF32, the default of GPUs
 
 
@@ -59,16 +59,15 @@ class Verification:
             batch: which this worker has read.
             step: computes it as the workers do.
         """
-        if not self._steps:
-            return step()
-        reason = _why_not(planned, batch)
+        reason = self._steps and _why_not(planned, batch)
         if reason:
             warn_once(
                 f"SLURM_RESOLVER_VERIFY: {self._name} is not compared with one process: {reason}"
             )
-            return step()
-        self._steps -= 1
-        return self._compare(planned, batch, step)
+        elif self._steps:
+            self._steps -= 1
+            return self._compare(planned, batch, step)
+        return step()
 
     def _compare(self, planned: PlannedStep, batch: Share, step: Method) -> Structure:
         """Returns the results of a step.
@@ -79,47 +78,49 @@ class Verification:
         variables = of_first_replica(self._model.distribute_strategy, planned.function.variables)
         before = _values(variables)
         results = step()
-        after = _values(variables)
         flat = tf.nest.flatten(results, expand_composites=True)
-        after_step = [*after, *_values(flat)]
-        runs = [(before, after_step)]  # of the workers; those of one process follow
-        epsilon = _epsilon_of(planned)
+        after = _values([*variables, *flat])
+        graph = str(planned.function.graph.as_graph_def())
+        has_tf32 = (
+            tf.config.list_logical_devices("GPU")
+            and tf.config.experimental.tensor_float_32_execution_enabled()
+        )
+        has_halves = "HALF" in graph or "BFLOAT16" in graph or has_tf32
+        epsilon = _EPSILON_OF_HALVES if has_halves else _EPSILON
+        alone = []
         for run in range(_RUNS):
-            begin = [
-                _rounded(value, epsilon, seed=run) if run and variable.trainable else value
-                for variable, value in zip(variables, before)
-            ]
-            _assign(variables, begin)
+            random = np.random.default_rng(run)
+            begin = []
+            for variable, value in zip(variables, before):
+                if run and variable.trainable:
+                    off = value * (1 + random.uniform(-epsilon, epsilon, value.shape))
+                    value = off.astype(value.dtype)
+                begin.append(value)
+                variable.assign(value)
             of_one = call_traced(planned, batch.batch)
-            runs.append((begin, [*_values(variables), *_values(of_one)]))
-        _assign(variables, after)
+            alone.append(_changes(begin, _values([*variables, *of_one])))
+        for variable, value in zip(variables, after):
+            variable.assign(value)
         # The gradient of a bias before a normalization cancels out, and leaves what was rounded
         # in numbers as large as the gradients of other variables.
-        largest = max(
-            (
-                norm(change)
-                for variable, change in zip(variables, _changes(*runs[1]))
-                if variable.trainable
-            ),
-            default=0.0,
+        of_trainable = (
+            norm(change) for variable, change in zip(variables, alone[0]) if variable.trainable
         )
+        largest = max(of_trainable, default=0.0)
         paths = {id(variable): path for path, variable in variables_of(self._model)}
-        names = [
-            f"the variable {paths.get(id(variable), variable.name)!r}" for variable in variables
-        ]
+        names = [f"variable {paths.get(id(one), one.name)!r}" for one in variables]
         keys = sorted(results) if isinstance(results, dict) else range(len(flat))
-        names += [f"the result {key!r}" for key in keys]
-        sizes = _changes([], after_step)
-        for name, size, *changes in zip(names, sizes, *itertools.starmap(_changes, runs)):
-            of_workers, of_one_process, *others = changes
-            change = norm(of_one_process)
-            rounding = _TIMES * max(norm(other - of_one_process) for other in others)
-            rounding += min(64 * epsilon, 0.05) * change + epsilon * (norm(size) + largest)
-            distance = norm(of_workers - of_one_process)
+        names += [f"result {key!r}" for key in keys]
+        of_workers = _changes(before, after)
+        for name, size, found, one, *others in zip(names, _changes([], after), of_workers, *alone):
+            change = norm(one)
+            rounding = _TIMES * max(norm(other - one) for other in others)
+            rounding += epsilon * (64 * change + norm(size) + largest)
+            distance = norm(found - one)
             if distance > rounding:
                 what = f"{self._name} differs from one process {reporter.where()}".rstrip()
                 raise FitError(
-                    f"SLURM_RESOLVER_VERIFY: {what}, in {name}: by {distance:.3g}, where one "
+                    f"SLURM_RESOLVER_VERIFY: {what}, in the {name}: by {distance:.3g}, where one "
                     f"process has {change:.3g} and rounding changes less than {rounding:.3g}. "
                     "Please report this with the code of the step"
                 )
@@ -146,41 +147,15 @@ def _why_not(planned: PlannedStep, batch: Share) -> str:
     return ""
 
 
-def _epsilon_of(planned: PlannedStep) -> float:
-    """Returns what rounding changes in a step, relative to a number."""
-    graph = str(planned.function.graph.as_graph_def())
-    has_tf32 = (
-        tf.config.list_logical_devices("GPU")
-        and tf.config.experimental.tensor_float_32_execution_enabled()
-    )
-    has_halves = "HALF" in graph or "BFLOAT16" in graph or has_tf32
-    return _EPSILON_OF_HALVES if has_halves else _EPSILON
-
-
 def _values(tensors: Tensors) -> list[Any]:
     return [0.0 if tensor.dtype == tf.string else tensor.numpy() for tensor in tensors]
 
 
-def _assign(variables: Sequence[tf.Variable], values: Sequence[Any]) -> None:
-    for variable, value in zip(variables, values):
-        variable.assign(value)
-
-
-def _rounded(value: Any, epsilon: float, seed: int) -> Any:
-    """Returns a variable's value with other rounding."""
-    off = np.random.default_rng(seed).uniform(-epsilon, epsilon, value.shape)
-    return (value * (1 + off)).astype(value.dtype)
-
-
-def _changes(begin: Sequence[Any], end: Sequence[Any]) -> Iterator[npt.NDArray[np.complex128]]:
-    """Yields how far numbers have changed, each as a vector without NaN.
+def _changes(begin: Sequence[Any], end: Sequence[Any]) -> list[npt.NDArray[np.complex128]]:
+    """Returns how far numbers have changed, each as a vector without NaN.
 
     A result has no value at the beginning, and is compared as a variable that was 0.
     """
-    for before, after in itertools.zip_longest(begin, end, fillvalue=0.0):
-        yield np.nan_to_num(
-            np.subtract(after, before, dtype=complex).ravel(),
-            nan=1e30,
-            posinf=1e30,
-            neginf=-1e30,
-        )
+    pairs = itertools.zip_longest(end, begin, fillvalue=0.0)
+    changes = [np.subtract(*pair, dtype=complex).ravel() for pair in pairs]
+    return [np.nan_to_num(one, nan=1e30, posinf=1e30, neginf=-1e30) for one in changes]

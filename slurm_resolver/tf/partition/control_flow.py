@@ -17,7 +17,6 @@ loop that adds up losses of rows, for example::
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Callable
 
 import tensorflow as tf
@@ -27,7 +26,7 @@ from slurm_resolver.tf.partition.emission import Emission, Split, shape_of_part
 from slurm_resolver.tf.partition.inlining import CALLS
 from slurm_resolver.tf.partition.lists import WholeListsError, join
 from slurm_resolver.tf.partition.operation import Operation
-from slurm_resolver.tf.partition.row_loops import STACKS, RowLoop
+from slurm_resolver.tf.partition.row_loops import STACKS, row_loop
 from slurm_resolver.tf.partition.sizes import is_count
 from slurm_resolver.tf.partition.values import (
     LOCAL,
@@ -36,198 +35,90 @@ from slurm_resolver.tf.partition.values import (
     NotByPartError,
     TensorNumbers,
     Tensors,
-    Value,
     Values,
 )
 
 if TYPE_CHECKING:
     from slurm_resolver.tf.partition.plan import Plan
 
-_ROUNDS = 12  # after which what is known of the variables of a loop no longer changes
-
-# Variables of a loop: their numbers before it, and their places, which are their numbers in the
-# loop's functions.
-Alike = list[tuple[int, int]]
-
 
 def condition(planner: Plan, op: Operation, given: Values) -> Split:
     """If and Case: what all branches return is converted into one value."""
     functions = op.attribute("branches") or map(op.attribute, ("then_branch", "else_branch"))
-    plans = [
-        planner.inner(
-            branch,
-            given[1:],
-            zip(op.node.inputs[1:], branch.inputs),
-        )
-        for branch in map(op.node.function, functions)
-    ]
+    plans = []
+    for branch in map(op.node.function, functions):
+        alike = zip(op.node.inputs[1:], branch.inputs)
+        plans.append(planner.inner(branch, given[1:], alike))
     results = [functools.reduce(join, values) for values in zip(*(one.outputs for one in plans))]
     for plan in plans:
-        _convert_outputs(plan, results)
-    _bind_results(
-        planner,
-        op,
-        plans,
-    )
-    return op.split(
-        results,
-        SAME,
-        *given[1:],
-        make=functools.partial(
-            _write_condition,
-            op,
-            plans,
-        ),
-    )
-
-
-def _bind_results(planner: Plan, op: Operation, plans: Sequence[Plan]) -> None:
-    """Notes the sizes of the results that are the same in all branches."""
-    sizes = (map(plan.sizes.known, plan.flat.outputs) for plan in plans)
-    for number, first, *others in zip(op.node.outputs, *sizes):
+        _check_rows(plan, plan.flat.outputs, results)
+        plan.wanted = results
+    for number, first, *others in zip(
+        op.node.outputs, *(map(plan.sizes.known, plan.flat.outputs) for plan in plans)
+    ):
         if all(other == first for other in others):
             planner.sizes.bind(number, *first)
 
+    def make(emission: Emission, inputs: Tensors) -> Tensors:
+        test, *tensors = inputs
+        # A branch has one more result, since it may have no other.
+        branches = [
+            lambda plan=plan: [tf.constant(0), *emission.inside(plan, tensors)] for plan in plans
+        ]
+        if op.kind.endswith("If"):
+            found = tf.cond(tf.cast(test, tf.bool), *branches)
+        else:
+            found = tf.switch_case(test, branches)
+        return list(found[1:])
 
-def _write_condition(
-    op: Operation,
-    plans: Sequence[Plan],
-    emission: Emission,
-    inputs: Tensors,
-) -> Tensors:
-    test, *given = inputs
-    branches = [
-        functools.partial(
-            _write_branch,
-            emission,
-            plan,
-            given,
-        )
-        for plan in plans
-    ]
-    if op.kind.endswith("If"):
-        found = tf.cond(tf.cast(test, tf.bool), *branches)
-    else:
-        found = tf.switch_case(test, branches)
-    return list(found[1:])
-
-
-def _write_branch(emission: Emission, plan: Plan, given: Tensors) -> Tensors:
-    """Writes a branch, with one more result, since it may have no other."""
-    return [tf.constant(0), *emission.inside(plan, given)]
+    return op.split(results, SAME, *given[1:], make=make)
 
 
 def loop(planner: Plan, op: Operation, given: Values) -> Split:
     """While: its variables are the same kind of value in each round."""
     if not STACKS.isdisjoint(given):
-        return RowLoop(op).split()
-    plan, alike = _plan_round(
-        planner,
-        op,
-        given,
-    )
-    test_plan = planner.inner(
-        op.function("cond"),
-        plan.inputs,
-        alike,
-        [SAME],
-    )
-    for number, place in alike:
-        planner.sizes.bind(op.node.outputs[place], *planner.sizes.known(number))
-    return op.split(
-        plan.inputs,
-        *plan.inputs,
-        make=functools.partial(
-            _write_loop,
-            op,
-            plan,
-            test_plan,
-        ),
-    )
-
-
-def _plan_round(
-    planner: Plan,
-    op: Operation,
-    given: Values,
-) -> tuple[Plan, Alike]:
-    """Returns the plan of a loop's round, whose outputs become what its inputs are.
-
-    It also returns the variables whose sizes no round changes.
-    """
+        return row_loop(op)
     body = op.function("body")
     values = list(given)
+    # Variables whose sizes no round changes: their numbers before the loop, and their places.
     alike = list(zip(op.node.inputs, body.inputs))
-    for _ in range(_ROUNDS):
-        plan = planner.inner(
-            body,
-            values,
-            alike,
-        )
-        kept = _with_unchanged_sizes(
-            planner,
-            plan,
-            alike,
-        )
-        after = _values_after(plan)
+    while True:
+        plan = planner.inner(body, values, alike)
+        kept = [
+            (number, place)
+            for number, place in alike
+            if planner.sizes.known(number) == plan.sizes.known(plan.flat.outputs[place])
+        ]
+        joined = list(map(join, values, plan.outputs))
+        # A round may add elements to a list that are only known when all else is.
+        others = [old if old.is_list else new for old, new in zip(values, joined)]
+        after = joined if others == values else others
         if after == values and kept == alike:
-            _check_rows(
-                planner,
-                op.node.inputs,
-                values,
-            )
-            _convert_outputs(plan, values)
-            return plan, alike
+            break
         alike = kept
         values = after
-    raise NotByPartError("a loop with another value in each round")
+    _check_rows(planner, op.node.inputs, values)
+    _check_rows(plan, plan.flat.outputs, values)
+    plan.wanted = values
+    test = planner.inner(op.function("cond"), values, alike, [SAME])
+    for number, place in alike:
+        planner.sizes.bind(op.node.outputs[place], *planner.sizes.known(number))
+    # All replicas put tensors together, and draw numbers from a sequence, in the same order.
+    kinds = {node.kind for one in (plan, test) for node in one.flat.nodes}
+    is_ordered = plan.levels or test.levels or not kinds.isdisjoint(RANDOM.union(CONTROL_FLOW))
 
-
-def _with_unchanged_sizes(planner: Plan, plan: Plan, alike: Alike) -> Alike:
-    return [
-        (number, place)
-        for number, place in alike
-        if planner.sizes.known(number) == plan.sizes.known(plan.flat.outputs[place])
-    ]
-
-
-def _values_after(plan: Plan) -> list[Value]:
-    """Returns what a loop's variables are before and after a round.
-
-    A round may add elements to a list that are only known when all else is.
-    """
-    values = list(plan.inputs)
-    joined = list(map(join, values, plan.outputs))
-    others = [old if old.is_list else new for old, new in zip(values, joined)]
-    return joined if others == values else others
-
-
-def _write_loop(
-    op: Operation,
-    plan: Plan,
-    test_plan: Plan,
-    emission: Emission,
-    inputs: Tensors,
-) -> Tensors:
-    is_ordered = _needs_order(plan) or _needs_order(test_plan)
-    return list(
-        tf.while_loop(
-            lambda *state: emission.inside(test_plan, state)[0],
-            lambda *state: emission.inside(plan, state),
-            inputs,
-            list(map(shape_of_part, op.traced.outputs, plan.inputs)),
-            parallel_iterations=1 if is_ordered else op.attribute("parallel_iterations"),
+    def make(emission: Emission, inputs: Tensors) -> Tensors:
+        return list(
+            tf.while_loop(
+                lambda *state: emission.inside(test, state)[0],
+                lambda *state: emission.inside(plan, state),
+                inputs,
+                list(map(shape_of_part, op.traced.outputs, values)),
+                parallel_iterations=1 if is_ordered else op.attribute("parallel_iterations"),
+            )
         )
-    )
 
-
-def _needs_order(plan: Plan) -> bool:
-    """Whether all replicas must compute the rounds of a function in the same order.
-
-    Tensors may be put together in it, or random numbers drawn from a sequence.
-    """
-    kinds = {node.kind for node in plan.flat.nodes}
-    return bool(plan.levels) or not kinds.isdisjoint(RANDOM.union(CONTROL_FLOW))
+    return op.split(values, *values, make=make)
 
 
 def _check_rows(planner: Plan, numbers: TensorNumbers, wanted: Values) -> None:
@@ -241,16 +132,6 @@ def _check_rows(planner: Plan, numbers: TensorNumbers, wanted: Values) -> None:
             raise NotByPartError("a tensor without rows becomes one with rows")
 
 
-def _convert_outputs(plan: Plan, wanted: Values) -> None:
-    """Lets a function return these values."""
-    _check_rows(
-        plan,
-        plan.flat.outputs,
-        wanted,
-    )
-    plan.wanted = wanted
-
-
 def statistics(planner: Plan, op: Operation, given: Values) -> Split:
     """A function that each replica computes of its own rows, as if they were the whole batch.
 
@@ -258,33 +139,30 @@ def statistics(planner: Plan, op: Operation, given: Values) -> Split:
     differentiated again, the statistics are those of all rows.
     """
     flat = op.function("f")
-    whole = all(value == SAME for value in given)
+    is_whole = all(value == SAME for value in given)
     plan = planner.inner(
         flat,
-        given if whole else op.values,
+        given if is_whole else op.values,
         zip(op.node.inputs, flat.inputs),
         inside=False,
     )
     for result, number in zip(op.node.outputs, flat.outputs):
         planner.sizes.bind(result, plan.sizes.shape(number))
+    results = plan.outputs
+    for place, number in enumerate(flat.outputs):
+        if is_whole:
+            results[place] = SAME
+        elif not (results[place].has_rows or results[place].is_list):
+            results[place] = LOCAL
+            if not flat.tensors[number].shape.is_fully_defined():
+                raise NotByPartError("statistics whose size depends on the rows")
+    if LOCAL in results and (SUM in op.raw or LOCAL in op.raw):
+        raise WholeListsError
     return op.split(
-        SAME if whole else _own_results(op, plan),
+        results,
         *given,
         make=lambda emission, inputs: emission.as_traced(flat, inputs),
     )
-
-
-def _own_results(op: Operation, plan: Plan) -> list[Value]:
-    """Returns what a replica has of what it computes of its own rows."""
-    results = []
-    for number, value in zip(plan.flat.outputs, plan.outputs):
-        is_own = not (value.has_rows or value.is_list)
-        if is_own and not plan.flat.tensors[number].shape.is_fully_defined():
-            raise NotByPartError("statistics whose size depends on the rows")
-        results.append(LOCAL if is_own else value)
-    if LOCAL in results and (SUM in op.raw or LOCAL in op.raw):
-        raise WholeListsError
-    return results
 
 
 # The rules get the planner, the operation, and what it is given: all of this is whole if it has to

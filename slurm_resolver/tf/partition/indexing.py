@@ -9,8 +9,6 @@ In the equations, the axes of the places are capital letters, and those of an en
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import tensorflow as tf
 
@@ -24,57 +22,31 @@ from slurm_resolver.tf.partition.values import COUNTS, SUM, NotByPartError, Tens
 
 def _is_each_row(op: Operation, number: int) -> bool:
     """Whether a tensor is the numbers of all rows, in their order: 0, 1, …, N - 1."""
-    kind, inputs = op.sizes.flat.made(number)
+    sizes = op.sizes
+    kind, inputs = sizes.flat.made(number)
     if kind in ("Cast", "Identity", "Reshape"):
         # Other types hold fewer numbers, such as those of a bool.
-        is_wide = op.sizes.flat.tensors[number].dtype in (tf.int32, tf.int64)
+        is_wide = sizes.flat.tensors[number].dtype in (tf.int32, tf.int64)
         return is_wide and _is_each_row(op, inputs[0])
-    # `tf.vectorized_map` selects them if N > 1, and else the number of a single row.
-    if kind == "SelectV2" and _tests_for_rows(op, inputs[0]):
-        single = op.sizes.numbers(inputs[2])
-        is_first = single is not None and not any(map(np.any, single))
-        return is_first and _is_each_row(op, inputs[1])
-    pair = op.sizes.numbers(number)
-    return pair is not None and all(
-        map(
-            np.array_equal,
-            map(np.ravel, pair),
-            map(np.arange, COUNTS),
-        )
-    )
+    if kind == "SelectV2":
+        # `tf.vectorized_map` selects them if N > 1, and else the number of a single row.
+        test, several, single = inputs
+        kind, compared = sizes.flat.made(test)
+        limits = [sizes.numbers(one) or () for one in compared]
+        is_test = kind == "Greater" and np.array_equal(limits, (COUNTS, (1, 1)))
+        is_first = not any(map(np.any, sizes.numbers(single) or (True,)))
+        return is_test and is_first and _is_each_row(op, several)
+    pairs = zip(sizes.numbers(number) or (), COUNTS)
+    found = [np.array_equal(np.ravel(one), np.arange(count)) for one, count in pairs]
+    return found == [True, True]
 
 
-def _tests_for_rows(op: Operation, number: int) -> bool:
-    """Whether a tensor is N > 1."""
-    kind, inputs = op.sizes.flat.made(number)
-    return kind == "Greater" and np.array_equal(
-        [op.sizes.numbers(one) or () for one in inputs],
-        (COUNTS, (1, 1)),
-    )
-
-
-def _begins_with_row(op: Operation, place: int) -> bool:
-    """Whether the places that an input names begin with the number of their row.
-
-    They are stacked of columns, of which the first one is `tf.range(N)`.
-    """
-    stack = op.tensor(place).op
-    kind, columns = op.sizes.flat.made(op.node.inputs[place])
-    if op.rank(place) != 2 or kind not in ("ConcatV2", "Pack"):
-        return False
-    axis = stack.get_attr("axis") if kind == "Pack" else tf.get_static_value(stack.inputs[-1])
-    return axis in (1, -1) and _is_each_row(op, columns[0])
-
-
-def _unchanged(op: Operation, axis: int) -> Split | None:
+def _copies(op: Operation, axis: int) -> Split | None:
     """Returns how rows are copied; None if the second input is not the numbers of all rows."""
-    if op.values[0] != rows(axis) or op.rank(1) != 1 or not _is_each_row(op, op.node.inputs[1]):
+    value = op.values[0]
+    if value != rows(axis) or op.rank(1) != 1 or not _is_each_row(op, op.node.inputs[1]):
         return None
-    return op.split(
-        rows(axis),
-        rows(axis),
-        make=lambda emission, inputs: [tf.identity(inputs[0])],
-    )
+    return op.split(value, value, make=lambda emission, inputs: inputs[:1])
 
 
 def gather(op: Operation) -> Split:
@@ -84,7 +56,7 @@ def gather(op: Operation) -> Split:
     """
     (axis,) = op.axes(2)
     together = op.attribute("batch_dims")
-    found = None if together else _unchanged(op, axis)
+    found = None if together else _copies(op, axis)
     if found:
         return found
     if together < 0:
@@ -97,29 +69,17 @@ def gather(op: Operation) -> Split:
     )
 
 
-def gather_of_variable(op: Operation) -> Split:
-    """ResourceGather and LookupTableFindV2: entries of a variable or a table, by row."""
-    if op.attribute("batch_dims"):
-        raise NotByPartError("batch_dims")
-    places = op.letters(1)
-    return by_equation(op, f",{places}->{places}")
-
-
 def segment_sum(op: Operation) -> Split:
     """UnsortedSegmentSum: entries are added in segments.
 
     It is also the gradient of a gather; that of all rows in their order copies them.
     """
-    found = _unchanged(op, 0)
+    found = _copies(op, 0)
     if found and is_count(op.size(0, RESULT), rows()):
         return found
     data = op.letters()
     places = op.letters(1)
-    return by_equation(
-        op,
-        f"{data},{places}->_{data[len(places) :]}",
-        adds=True,
-    )
+    return by_equation(op, f"{data},{places}->_{data[len(places) :]}", adds=True)
 
 
 def at_places(op: Operation, indices: int, equation: str, *, adds: bool = False) -> Split:
@@ -130,57 +90,34 @@ def at_places(op: Operation, indices: int, equation: str, *, adds: bool = False)
         equation: with the terms T of the table, P of the places, and E of the entries.
         adds: whether entries are added at their places.
     """
-    is_own = _begins_with_row(op, indices)
-    terms = _terms(
-        op,
-        indices,
-        is_own,
-    )
-    found = by_equation(
-        op,
-        equation.translate(terms),
-        adds=adds,
-    )
-    if SUM in found.results and equation.startswith("T"):
-        return found._replace(wants=[SUM, *found.wants[1:]])
-    if is_own and rows() in found.results:
-        return found._replace(
-            make=functools.partial(
-                _write_own_places,
-                op,
-                indices,
-            )
-        )
-    return found
-
-
-def _terms(op: Operation, indices: int, is_own: bool) -> dict[int, str]:
-    """Returns the terms of the table, of the places and of the entries.
-
-    Args:
-        is_own: whether the places begin with the number of their row.
-    """
     depth = op.tensor(indices).shape[-1]
     if depth is None:
         raise NotByPartError("an unknown size")
+    # Places that begin with the number of their row are stacked of columns.
+    kind, columns = op.sizes.flat.made(op.node.inputs[indices])
+    is_own = (
+        kind in ("ConcatV2", "Pack")
+        and op.rank(indices) == 2
+        and _is_each_row(op, columns[0])
+        and is_count(op.size(0, indices), rows())
+    )
     places = op.letters(indices)[:-1].upper()
-    before = len(places) if op.kind == "GatherNd" else depth
-    entry = op.letters(RESULT)[before:]
+    entry = op.letters(RESULT)[len(places) if op.kind == "GatherNd" else depth :]
     table = "_" * depth + entry
     if is_own:
         table = places + table[1:]
-    return str.maketrans({"T": table, "P": f"{places}_", "E": places + entry})
+    terms = {"T": table, "P": f"{places}_", "E": places + entry}
+    found = by_equation(op, equation.translate(str.maketrans(terms)), adds=adds)
+    if SUM in found.results and equation.startswith("T"):
+        return found._replace(wants=[SUM, *found.wants[1:]])
+    if not is_own or rows() not in found.results:
+        return found
 
+    def make(emission: Emission, inputs: Tensors) -> Tensors:
+        tensors = list(inputs)
+        given = tensors[indices]
+        own = tf.cast(tf.range(emission.rows.own), given.dtype)
+        tensors[indices] = tf.concat([own[:, tf.newaxis], given[:, 1:]], axis=1)
+        return create(op.traced, tensors)
 
-def _write_own_places(
-    op: Operation,
-    indices: int,
-    emission: Emission,
-    inputs: Tensors,
-) -> Tensors:
-    """Writes an operation whose places begin with the numbers of the replica's rows."""
-    tensors = list(inputs)
-    given = tensors[indices]
-    own = tf.range(emission.rows.own, dtype=tf.int32)[:, tf.newaxis]
-    tensors[indices] = tf.concat([tf.cast(own, given.dtype), given[:, 1:]], axis=1)
-    return create(op.traced, tensors)
+    return found._replace(make=make)

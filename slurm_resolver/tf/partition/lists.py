@@ -55,64 +55,38 @@ def wholes(op: Operation) -> list[Value]:
 def join(first: Value, second: Value) -> Value:
     """Returns what both values can be converted into without a collective.
 
+    Lists must have elements of one kind, or one of them has none.
+
     Raises:
         NotByPartError: if there is no such value.
     """
     if first == second:
         return first
-    if first.is_list and second.is_list:
-        return _joined_lists(first, second)
     for one, other in ((first, second), (second, first)):
         if one.kind is Kind.SAME and other.kind in (Kind.ROWS, Kind.SUM):
             return other
-    raise NotByPartError("it has rows on one path only")
+        if one == list_of(None) and other.is_list and other.element != OWN:
+            return other
+    if first.element and second.element:
+        if first.element == second.element:
+            return list_of(first.element)  # with other numbers
+        if first.element.is_list:
+            return list_of(join(first.element, second.element))
+    raise NotByPartError("another kind of value on another path")
 
 
-def _joined_lists(first: Value, second: Value) -> Value:
-    """Returns a list of what two lists have, which are of one kind; or one of them has nothing.
-
-    Raises:
-        NotByPartError: if they are not.
-    """
-    if not (first.element and second.element):
-        found = first if first.element else second
-        if found.element == OWN:
-            raise NotByPartError("a list of rows")
-        return found
-    if first.element.is_list and second.element.is_list:
-        return list_of(join(first.element, second.element))
-    if first.element != second.element:
-        raise NotByPartError("a list with elements of several kinds")
-    return first if first == second else list_of(first.element)
-
-
-def open_shape(op: Operation, place: int) -> Want:
+def _open_shape(op: Operation, place: int) -> Want:
     """Returns the shape of elements for a new list: open where it depends on the rows."""
     first, second = op.sizes.numbers(op.node.inputs[place]) or (0, 1)
-    return Literal(
-        as_tuple(np.where(first == second, first, -1)),
-        op.tensor(place).dtype,
-    )
+    return Literal(as_tuple(np.where(first == second, first, -1)), op.tensor(place).dtype)
 
 
-def element_shape(op: Operation, place: int, element: Value) -> Want:
-    """Returns the shape of elements that are read from the list: those of the replica's rows."""
-    tensor = op.tensor(place)
-    is_vector = tensor.shape.rank == 1 and tensor.op.type != "TensorListElementShape"
-    return Sizes(element) if element.has_rows and is_vector else SAME
-
-
-def element_of(op: Operation) -> Value:
+def _element(op: Operation) -> Value:
     """Returns what the elements of the list are that an operation gets first."""
     element = op.raw[0].element
     if not element or element.kind in (Kind.OWN, Kind.PLACE):
         raise NotByPartError("a list without elements, or of rows")
     return element
-
-
-def new(op: Operation) -> Split:
-    """EmptyTensorList and TensorListReserve."""
-    return op.split(list_of(None), open_shape(op, 0))
 
 
 def from_tensor(op: Operation) -> Split:
@@ -122,80 +96,56 @@ def from_tensor(op: Operation) -> Split:
     """
     value = op.values[0]
     element = SAME
-    if value in (SAME, rows()) and is_count(op.sizes.size(op.node.inputs[0], 0), rows()):
+    if value in (SAME, rows()) and is_count(op.size(0), rows()):
         element = OWN
         value = rows()
     elif value.has_rows:
         if value.axis == 0:
             raise NotByPartError("a loop over several batches")
         element = value.at(value.axis - 1)
-    return op.split(
-        list_of(element),
-        value,
-        open_shape(op, 1),
-    )
+    return op.split(list_of(element), value, _open_shape(op, 1))
 
 
-def add(op: Operation, place: int) -> Split:
-    """TensorListPushBack and TensorListSetItem.
-
-    Args:
-        place: of the element.
-    """
-    given = op.raw[0]
+def add(op: Operation) -> Split:
+    """TensorListPushBack and TensorListSetItem, whose last input is an element."""
+    place = len(op.raw) - 1
+    found = op.raw[0]
     element = op.values[place]
-    is_mixed = {element.kind, given.element and given.element.kind} == {Kind.ROWS, Kind.SAME}
-    found = given if is_mixed else _joined_lists(given, _list_of_input(op, place))
+    if {element.kind, found.element and found.element.kind} != {Kind.ROWS, Kind.SAME}:
+        added = list_of(element)
+        # What may be a shape, as for a gradient, has numbers.
+        tensor = op.tensor(place)
+        if element == SAME and tensor.dtype.is_integer and tensor.shape.rank == 1:
+            numbers = op.sizes.numbers(op.node.inputs[place])
+            added = added._replace(numbers=numbers and tuple(map(as_tuple, numbers)))
+        found = join(found, added)
     element = found.element or element
     if element.has_rows and op.beside(place, element) == SAME:
         raise NotByPartError("an element without rows beside others")
     return op.split(found, found, *[SAME] * (place - 1), element)
 
 
-def _list_of_input(op: Operation, place: int) -> Value:
-    """Returns a list of an input, with its numbers if it may be a shape, as for a gradient."""
-    found = list_of(op.values[place])
-    tensor = op.tensor(place)
-    if found.element != SAME or not tensor.dtype.is_integer or tensor.shape.rank != 1:
-        return found
-    numbers = op.sizes.numbers(op.node.inputs[place])
-    return found._replace(numbers=numbers and tuple(map(as_tuple, numbers)))
-
-
 def read(op: Operation) -> Split:
-    """TensorListGetItem and TensorListPopBack, which also returns the list."""
-    given, *others, _ = op.values  # the last input is the shape of the element
-    element = element_of(op)
-    op.sizes.bind(
-        op.node.outputs[-1],
-        None,
-        given.numbers,
-    )
+    """TensorListGetItem, TensorListPopBack, which also returns the list, and TensorListStack.
+
+    The last input is the shape of an element: that of the replica's rows.
+    """
+    given, *others, _ = op.values
+    if given == list_of(OWN) and op.attribute("num_elements") == -1:  # of a stack
+        return op.split(rows(), given)
+    element = _element(op)
+    result = element
+    if op.kind == "TensorListStack":
+        result = element.at(element.axis + 1) if element.has_rows else element
+    else:
+        op.sizes.bind(op.node.outputs[-1], None, given.numbers)
+    shape = op.tensor(1 + len(others))
+    is_vector = shape.shape.rank == 1 and shape.op.type != "TensorListElementShape"
     return op.split(
-        (given, element)[-len(op.node.outputs) :],
+        (given, result)[-len(op.node.outputs) :],
         given,
         *others,
-        element_shape(
-            op,
-            1 + len(others),
-            element,
-        ),
-    )
-
-
-def stack(op: Operation) -> Split:
-    """TensorListStack."""
-    if op.raw[0] == list_of(OWN) and op.attribute("num_elements") < 0:
-        return op.split(rows(), op.raw[0])
-    element = element_of(op)
-    return op.split(
-        element.at(element.axis + 1) if element.has_rows else element,
-        op.raw[0],
-        element_shape(
-            op,
-            1,
-            element,
-        ),
+        Sizes(element) if element.has_rows and is_vector else SAME,
     )
 
 
@@ -212,24 +162,17 @@ def optional(op: Operation) -> Split:
     return op.split(list_of(op.raw[0]), op.raw[0])
 
 
-LIST_RULES: Rules = {
-    "AddN": joined,
-    "AddV2": joined,
-    "EmptyTensorList": new,
-    "Identity": joined,
+_RULES: Rules = {
+    "AddN AddV2 Identity StopGradient ZerosLike": joined,
+    "EmptyTensorList TensorListReserve": lambda op: op.split(list_of(None), _open_shape(op, 0)),
     "OptionalFromValue": optional,
-    "OptionalGetValue": lambda op: op.split(element_of(op), op.raw[0]),
+    "OptionalGetValue": lambda op: op.split(_element(op), op.raw[0]),
     "OptionalNone": lambda op: op.split(list_of(None)),
-    "StopGradient": joined,
     # A list was made with a shape that is open where the elements have rows.
     "TensorListElementShape": lambda op: op.split(SAME, op.raw[0]),
     "TensorListFromTensor": from_tensor,
-    "TensorListGetItem": read,
-    "TensorListLength": lambda op: op.split(SAME, list_of(element_of(op))),
-    "TensorListPopBack": read,
-    "TensorListPushBack": lambda op: add(op, 1),
-    "TensorListReserve": new,
-    "TensorListSetItem": lambda op: add(op, 2),
-    "TensorListStack": stack,
-    "ZerosLike": joined,
+    "TensorListGetItem TensorListPopBack TensorListStack": read,
+    "TensorListLength": lambda op: op.split(SAME, list_of(_element(op))),
+    "TensorListPushBack TensorListSetItem": add,
 }
+LIST_RULES: Rules = {kind: rule for kinds, rule in _RULES.items() for kind in kinds.split()}

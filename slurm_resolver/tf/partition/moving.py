@@ -16,13 +16,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.emission import Split
 from slurm_resolver.tf.partition.exactness import batches
 from slurm_resolver.tf.partition.operation import RESULT, Operation
-from slurm_resolver.tf.partition.rules import by_equation, combined
+from slurm_resolver.tf.partition.rules import by_equation
 from slurm_resolver.tf.partition.sizes import is_count
 from slurm_resolver.tf.partition.values import (
     SAME,
@@ -93,30 +92,12 @@ def inserted(op: Operation, axis: int, count: int = 1) -> Split:
     return by_equation(op, ",".join([term] * count) + f"->{term[:axis]}_{term[axis:]}")
 
 
-def squeeze(op: Operation) -> Split:
-    """Squeeze of given axes. Without axes, it also removes that of a single row."""
-    axes = op.attribute("squeeze_dims")
-    if not axes:
-        raise NotByPartError("tf.squeeze without axes")
-    return combined(
-        op,
-        axes,
-        removed=True,
-    )
-
-
 def ensured(op: Operation) -> Split:
     """EnsureShape, with any number of rows. The rank of the input may be unknown."""
     value = op.of_rows()
-    shape = tf.TensorShape(op.attribute("shape"))
-    if shape.rank is not None and shape[value.axis] is not None:
+    if tf.TensorShape(op.attribute("shape"))[value.axis] is not None:
         raise NotByPartError("a constant number of rows")
     return op.split(value, value)
-
-
-def pad(op: Operation) -> Split:
-    """Pad, but not of the rows."""
-    return combined(op, np.flatnonzero(np.any(op.constant(1), axis=1)).tolist())
 
 
 def repeated(op: Operation) -> Split:

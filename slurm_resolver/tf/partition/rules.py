@@ -165,6 +165,12 @@ def matrix_product(op: Operation) -> Split:
     )
 
 
+def sparse_product(op: Operation) -> Split:
+    """SparseTensorDenseMatMul, of a matrix whose columns have rows."""
+    matrix = "C_" if op.attribute("adjoint_b") else "_C"
+    return by_equation(op, f",,,{matrix}->_C")
+
+
 def reversed_sequences(op: Operation) -> Split:
     """ReverseSequence: a part of each row is reversed, which has a length of its own."""
     axes = op.letters(0, [op.attribute("seq_dim")])

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from slurm_resolver.tf.partition.emission import Split
+from slurm_resolver.tf.partition.creation import create
+from slurm_resolver.tf.partition.emission import Emission, Split
 from slurm_resolver.tf.partition.exactness import KEPT, axes_of_slice, batches, is_whole
 from slurm_resolver.tf.partition.operation import RESULT, Operation
-from slurm_resolver.tf.partition.values import SAME, NotByPartError, Pair, Sizes, Value
+from slurm_resolver.tf.partition.values import SAME, NotByPartError, Pair, Sizes, Tensors, Value
 
 
 def slice_by_size(op: Operation) -> Split:
@@ -30,14 +31,28 @@ def slice_by_size(op: Operation) -> Split:
 
 
 def split(op: Operation) -> Split:
-    """Split: several batches from each other, or along other axes."""
-    value = op.of_rows(1)
-    return op.split(_part(op, value), SAME, value)
+    """Split and SplitV: several batches from each other, or along other axes."""
+    data = ("SplitV", "Split").index(op.kind)
+    value = op.of_rows(data)
+    first = len(op.node.inputs)
+    parts = [_part(op, value, first + turn) for turn in range(len(op.node.outputs))]
+
+    def by_own_sizes(emission: Emission, inputs: Tensors) -> Tensors:
+        own = [emission.rows.own * (part.outer * part.inner) for part in parts]
+        return create(op.traced, [inputs[0], tf.cast(own, inputs[1].dtype), inputs[2]])
+
+    has_sizes = op.kind == "SplitV" and value.axis in op.axes(2)
+    return op.split(
+        parts,
+        *[SAME] * data,
+        value,
+        make=by_own_sizes if has_sizes else None,
+    )
 
 
-def _part(op: Operation, value: Value) -> Value:
+def _part(op: Operation, value: Value, place: int = RESULT) -> Value:
     """Returns the rows of a result along the axis of a value."""
-    part = _whole_batches(op.size(value.axis, RESULT), value)
+    part = _whole_batches(op.size(value.axis, place), value)
     if not part.outer:
         raise NotByPartError("no rows")
     return part

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
+
 from slurm_resolver.tf.partition import indexing, moving, rules, slices, texts
 from slurm_resolver.tf.partition.operation import RESULT, Rules
 from slurm_resolver.tf.partition.values import SAME, names
@@ -79,11 +81,13 @@ EQUATIONS = """
     ImageProjectiveTransformV3          N*,N*->N*
     InTopKV2                            N*,N->N
     LRN                                 N*->N*
+    LookupTableFindV2                   ,N*,->N*
     MaxPool                             N*->N*
     MaxPool3D                           N*->N*
     MaxPool3DGrad                       N*,N*,N*->N*
     MaxPoolGrad                         N*,N*,N*->N*
     MaxPoolGradGrad                     N*,N*,N*->N*
+    ResourceGather                      ,N*->N*
     ResizeArea                          N*->N*
     ResizeBicubic                       N*->N*
     ResizeBilinear                      N*->N*
@@ -120,8 +124,10 @@ RULES: Rules = {
     "ExpandDims": lambda op: moving.inserted(op, *op.axes(1, RESULT)),
     "GatherNd": lambda op: indexing.at_places(op, 1, "T,P->E"),
     "GatherV2": indexing.gather,
-    "LookupTableFindV2 ResourceGather": indexing.gather_of_variable,
-    "MirrorPad MirrorPadGrad Pad PadV2": moving.pad,
+    # Any axis but that of the rows can be padded.
+    "MirrorPad MirrorPadGrad Pad PadV2": lambda op: rules.combined(
+        op, np.flatnonzero(np.any(op.constant(1), axis=1)).tolist()
+    ),
     "OneHot": lambda op: moving.inserted(op, op.attribute("axis")),
     "Pack": lambda op: moving.inserted(op, op.attribute("axis"), len(op.values)),
     "Reshape": moving.reshape,
@@ -129,9 +135,12 @@ RULES: Rules = {
     "ScatterNd": lambda op: indexing.at_places(op, 0, "P,E,#->T", adds=True),
     "Shape ShapeN Size": rules.told_sizes,
     "Slice": slices.slice_by_size,
-    "Split": slices.split,
-    "SplitV": lambda op: rules.combined(op, op.axes(2)),
-    "Squeeze": moving.squeeze,
+    "SparseTensorDenseMatMul": rules.sparse_product,
+    "Split SplitV": slices.split,
+    # Without axes, it also removes that of a single row.
+    "Squeeze": lambda op: rules.combined(
+        op, op.attribute("squeeze_dims") or range(op.rank()), removed=True
+    ),
     "StridedSlice": slices.strided_slice,
     "StridedSliceGrad": slices.strided_slice_gradient,
     "StringJoin Substr": rules.by_entry,

@@ -310,6 +310,7 @@ tf.split(tf.concat([x, y], 0), 2)[1]
 tf.split(x, [1, 5], 2)[1]
 tf.ensure_shape(x, [None, 4, None])
 hashed(words(tf.concat([index, index + 1], 0))).to_tensor(shape=[None, 3])
+tf.split(tf.concat([x, y, x], 0), tf.shape(x)[0] * [1, 2])[1]
 tf.squeeze(x[:, :1], 1)
 gradient(lambda t: t[:, 1:3, ::2], x)
 gradient(lambda t: t[:, None, 0], x)
@@ -351,6 +352,8 @@ tf.tensor_scatter_nd_add(last(x), [[0], [3]], last(y)[:2])
 tf.tensor_scatter_nd_sub(WEIGHTS, index[:, None], y[:, 0, :4])
 gradient(lambda t: tf.gather(t, [[0, 2], [1, 1]], axis=1), x)
 tf.math.unsorted_segment_sum(last(x), [0, 2, 0, 1, 1, 1], 3)
+tf.sparse.sparse_dense_matmul(tf.sparse.eye(6), last(x[:, 0]))
+tf.sparse.sparse_dense_matmul(tf.sparse.eye(6), x[:, 0], adjoint_b=True)
 tf.image.adjust_contrast(image, 2.0)
 tf.image.adjust_hue(image, 0.1)
 tf.image.adjust_saturation(image, 2.0)
