@@ -345,8 +345,9 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         """Warns if data that are read again have changed what is restored."""
         parts_of = self.model.distribute_strategy.experimental_local_results
         handles = {
-            id(getattr(part, "handle", None))
+            id(part.handle)
             for item in tf.train.TrackableView(self._backup.checkpoint).descendants()
+            if isinstance(item, tf.Variable)
             for part in parts_of(item)
         }
         if not handles.isdisjoint(captures_of(_whole(self._data))):
