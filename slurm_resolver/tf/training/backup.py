@@ -78,7 +78,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
     """
 
     restores_all_workers = True  # so each worker needs it
-    _data: EpochIterator | None = None  # of the current fit
+    _data: Any = None  # of the current fit: makes the iterators
     _first: Any = None  # the callback that comes before all others
     _iterator: Any = None  # over the data
 
@@ -277,16 +277,6 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             restore_random(self._saved["random"], self._before)
         self._before = None
 
-    def _restore_metrics(self) -> None:
-        """Restores the metrics of the steps that were trained before."""
-        try:
-            set_values(self._metrics(), self._saved["metrics"])
-        except ValueError:
-            warn(
-                "the metrics of this epoch cannot be restored: the model now has different metrics"
-            )
-        self._logs = self._saved["logs"]
-
     def _metrics(self) -> list[keras.Variable]:
         """Returns the variables of the model's metrics."""
         return [variable for metric in self.model.metrics for variable in metric.variables]
@@ -323,7 +313,11 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         if self._until:
             self._restore_callbacks()
             self._backup.restore_again()  # a LearningRateScheduler has changed the rate
-            self._restore_metrics()
+            try:
+                set_values(self._metrics(), self._saved["metrics"])
+            except ValueError:
+                warn("the metrics of this epoch are lost: the model now has different metrics")
+            self._logs = self._saved["logs"]
             self.model.stop_training = self._saved["stop"]
 
     def _restore_callbacks(self) -> None:
@@ -364,8 +358,8 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         """Saves if that is due."""
         self._logs = logs
         if self._functions:  # after the first step
-            self._tell(problem_of_step(self._functions, self._backup.checkpoint))
-            self._tell(*self._states.problems())
+            problem = problem_of_step(self._functions, self._backup.checkpoint)
+            self._tell(problem, *self._states.problems())
             self._functions = set()
         self._backup.after_steps(self.model.steps_per_execution)
         self._backup.save_if_due()

@@ -118,12 +118,27 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         return lambda: self.watch.received is not None
 
     def exit_fn(self) -> None:
-        """Ends this process after the save, in agreement with the others."""
+        """Ends this process after the save, in agreement with the others.
+
+        The leader requeues the job, if that is wanted, and says what happens.
+        """
         ranks = self.ranks
         self.watch.leave_on_sigterm()
         plan: Any = (REQUEUE_STATUS, 0.0)  # of a rank that does not learn the leader's
         if ranks.leads:
-            plan = self._requeue_job()
+            received = self.watch.received
+            sigterm = self.watch.terminated and received in (None, "SIGTERM")
+            requeued = requeue_job(
+                ranks.step,
+                self.requeue,
+                self.max_restarts,
+                announced=not sigterm,
+                saved=ranks.count,
+            )
+            where = f" {self.saved_at}" if self.saved_at else ""
+            cause = received or "a signal to another rank"
+            warn("training saved%s because of %s: %s", where, cause, requeued.message)
+            plan = (requeued.status, requeued.wait)
         try:
             # When the leader exits, Slurm ends the others too.
             seconds = _EXIT_WAIT if ranks.leads else Timeouts.save
@@ -139,25 +154,6 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
             time.sleep(0.1)
         atexit.register(_leave, status)  # of these functions, the last one runs first
         sys.exit(status)
-
-    def _requeue_job(self) -> tuple[int, float]:
-        """Requeues the job if that is wanted, and says what happens; only the leader calls it.
-
-        Returns the exit status, and for how long to wait until Slurm ends the processes.
-        """
-        received = self.watch.received
-        sigterm = self.watch.terminated and received in (None, "SIGTERM")
-        plan = requeue_job(
-            self.ranks.step,
-            self.requeue,
-            self.max_restarts,
-            announced=not sigterm,
-            saved=self.ranks.count,
-        )
-        where = f" {self.saved_at}" if self.saved_at else ""
-        cause = received or "a signal to another rank"
-        warn("training saved%s because of %s: %s", where, cause, plan.message)
-        return plan.status, plan.wait
 
 
 class SavingRanks:
