@@ -288,7 +288,6 @@ ENUMERATE_ITERATOR = ResumeName(
 CATCH_STOP_ITERATION = ResumeName(
     "keras.src.trainers.epoch_iterator:EpochIterator.catch_stop_iteration(self)"
 )
-CURRENT_ITERATOR = ResumeName("keras.src.trainers.epoch_iterator:EpochIterator()._current_iterator")
 NUM_BATCHES = ResumeName("keras.src.trainers.epoch_iterator:EpochIterator()._num_batches")
 STEPS_SEEN = ResumeName("keras.src.trainers.epoch_iterator:EpochIterator()._steps_seen")
 STEPS_PER_EPOCH = ResumeName("keras.src.trainers.epoch_iterator:EpochIterator().steps_per_epoch")

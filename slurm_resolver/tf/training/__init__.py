@@ -13,7 +13,7 @@ the step, and how many batches were read.
     callback_states           what the other callbacks have changed
     random_states             the global generators of random numbers
     exactness                 why a step cannot resume exactly
-    fit_state                 plain values as text
+    fit_state                 plain values as bytes
     termination               the signal, the step at which all save, and the exit
 
 A run that was preempted ends with the weights of an uninterrupted one. A checkpoint that cannot be

@@ -7,7 +7,6 @@ the steps that were trained before, and so `fit` neither trains in them nor call
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import os
 import sys
@@ -27,11 +26,10 @@ from slurm_resolver.log import warn, warn_once
 from slurm_resolver.start.keras_version import check_keras
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.protocols import EpochIterator, Logs
-from slurm_resolver.tf.keras.strategy_registry import sharing_of
 from slurm_resolver.tf.private_names import Method
-from slurm_resolver.tf.training.callback_states import CallbackStates
+from slurm_resolver.tf.training.callback_states import CallbackStates, set_values
 from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
-from slurm_resolver.tf.training.dataset_graph import Findings, captures_of
+from slurm_resolver.tf.training.dataset_graph import captures_of
 from slurm_resolver.tf.training.earlier_epochs import draw, findings_of, read_earlier
 from slurm_resolver.tf.training.exactness import function_names, problem_of_step
 from slurm_resolver.tf.training.random_states import (
@@ -80,8 +78,9 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
     """
 
     restores_all_workers = True  # so each worker needs it
-    _data: EpochIterator | None = None  # of the current fit
-    _first: keras.callbacks.Callback | None = None  # the callback that comes before all others
+    _data: Any = None  # of the current fit: makes the iterators
+    _first: Any = None  # the callback that comes before all others
+    _iterator: Any = None  # over the data
 
     def __init__(
         self,
@@ -106,14 +105,13 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         """
         super().__init__()
         self.state = state
-        self._directory = os.fspath(directory)
+        self._directory = directory
         self._other_data = other_data
-        self._make_backup = functools.partial(
-            Backup,
-            termination=termination,
-            save_every=save_every,
-            max_to_keep=max_to_keep,
-        )
+        self._arguments: dict[str, Any] = {
+            "termination": termination,
+            "save_every": save_every,
+            "max_to_keep": max_to_keep,
+        }
         if termination is None:  # `fit` makes it only after it has read the first batch
             signals.keep_from_children(signals.OF_USERS)
 
@@ -121,7 +119,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         """Stores the model; raises ResumeError for one of Keras 2."""
         if keras.__version__.startswith("2.") or not isinstance(model, keras.Model):
             raise ResumeError(
-                f"BackupAndResume in the fit of {type(model).__module__}.{type(model).__name__}; "
+                f"BackupAndResume in the fit of {type(model).__name__}; "
                 "expected a model of Keras 3. For a model of Keras 2, use Keras 2's own callback, "
                 "such as tf_keras.callbacks.BackupAndRestore(folder, save_freq=500), or "
                 "ResumableLoop in a training loop of your own."
@@ -145,18 +143,28 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._come_last(callbacks)
         self._data = data
         self._states: Any = None  # of the other callbacks, from the first epoch on
-        self._iterator: Any = None  # over the data
         self._functions: set[str] | None = None  # those that were there before the first step
         self._read: Any = None  # the epochs, and steps of the next, that were read at the end
-        self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
         self._logs: Any = {}  # of the epoch's last step
         self._restore()
         findings = findings_of(data, fit)
-        self._check_fit(findings.content)
+        self._content = findings.content
+        # What the other ranks read may differ from what the leader has saved.
+        if (
+            self._backup.leads
+            and self._saved.get("content", self._content) != self._content
+            and not self._other_data
+        ):
+            raise ResumeError(
+                f"{self._backup.restored} belongs to a fit on other data. Give each fit its own "
+                f"folder, such as BackupAndResume('{self._directory}/2'), and call the same "
+                "fits in each start. If this is the same fit, and its data have changed, pass "
+                "other_data=True."
+            )
         self._tell(findings.other, *_unbuilt_optimizers(self.model))
         if findings.again:
-            self._tell(*self._variables_of_data())
-        self._go_to_step(fit, data, findings)
+            self._check_variables_of_data()
+        self._go_to_step(fit, data, findings.again)
         private_names.ENUMERATE_ITERATOR.replace(self._enumerate_iterator, owner=data)
         private_names.CATCH_STOP_ITERATION.replace(self._around_steps, owner=data)
 
@@ -181,65 +189,45 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._key = os.path.abspath(folder)
         if self._key in _finished:
             folder = os.path.join(folder, f"fit-{_finished[self._key] + 1}")
-        self._backup = self._make_backup(
+        self._backup = Backup(
             model.distribute_strategy,
             {"model": model, "left_out": _left_out(model), **self.state},
             folder,
             is_complete=not any(_unbuilt_optimizers(model)),
             collect=self._collect,
+            **self._arguments,
         )
         self._saved = self._backup.more or {}
         self._backup.say_start(self.params["epochs"])
 
-    def _go_to_step(self, fit: SimpleNamespace, data: EpochIterator, findings: Findings) -> None:
+    def _go_to_step(self, fit: SimpleNamespace, data: EpochIterator, again: bool) -> None:
         """Sets the epoch at which Keras begins, and reads what the earlier ones have read."""
         backup = self._backup
+        count = self.model.steps_per_execution
+        per_epoch = private_names.STEPS_PER_EPOCH.of(data) or 0
+        done = (backup.epoch - fit.initial_epoch) * per_epoch + backup.step
         # With batches of another size, an epoch has another number of steps.
-        resized = self._is_left() and backup.begin_data(
-            _batch_size(data), self.model.steps_per_execution
-        )
+        is_left = backup.epoch < self.params["epochs"]
+        before = is_left and backup.begin_data(_batch_size(data), count)
         self._until = backup.step  # of the epoch in which training resumes; 0 in the later ones
-        self._draws = not (resized and private_names.STEPS_PER_EPOCH.of(data))
         self._before: Any = None  # the states of global random generators before data was read
         if backup.restored:
             private_names.INITIAL_EPOCH.set(self.model, backup.epoch)
             self._before = random_states()
-            if self._draws:  # also for a fit that has ended, as the next may read the same data
-                read_earlier(
-                    self.model,
-                    fit,
-                    data,
-                    findings,
-                    read=self._saved["read"] or (backup.epoch, 0),
-                    steps=None if resized else self._saved["steps"],
-                    says=backup.leads,
-                )
-            else:
-                self._move_by_samples()
-
-    def _check_fit(self, content: int) -> None:
-        """Raises ResumeError in the leader if the checkpoint is one of another fit.
-
-        The others end with that reason. What they read may differ from what the leader has saved.
-        """
-        self._content = content
-        is_other = self._saved.get("content", content) != content and not self._other_data
-        if self._backup.leads and is_other:
-            raise ResumeError(
-                f"{self._backup.restored} belongs to a fit on other data. Give each fit its own "
-                f"folder, such as BackupAndResume('{self._directory}/2'), and call the same "
-                "fits in each start. If this is the same fit, and its data have changed, pass "
-                "other_data=True."
+            read = self._saved["read"]
+            if before and per_epoch:  # in one iterator for all epochs, the samples count
+                earlier = done * before // backup.batch_size - backup.step
+                epochs, steps = divmod(earlier, per_epoch)
+                read = (fit.initial_epoch + epochs, steps // count * count)
+            read_earlier(  # also for a fit that has ended, as the next may read the same data
+                self.model,
+                fit,
+                data,
+                again,
+                read=read,
+                steps=None if before else self._saved["steps"],
+                says=backup.leads,
             )
-
-    def _move_by_samples(self) -> None:
-        """Draws as many samples as before from an iterator that all epochs share."""
-        data = self._data
-        iterator = iter(private_names.MAKE_ITERATOR.of(data)())
-        for _ in range(self._backup.drawn):
-            next(iterator, None)
-        private_names.CURRENT_ITERATOR.set(data, iterator)
-        private_names.STEPS_SEEN.set(data, self._backup.drawn - self._until)
 
     def _enumerate_iterator(self, call: Method) -> Iterator[Any]:
         """Yields the steps of an epoch that are left: numbers, and the iterator over the data.
@@ -248,18 +236,16 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         """
         count = self.model.steps_per_execution
         for step in call():
-            iterator = step[-1]
-            if self._iterator is not None and self._iterator is not iterator:
-                self._backup.drawn = 0
-            self._iterator = iterator
+            self._iterator = step[-1]
             ends = step[0] + count
             if ends > self._until:
                 self._restore_random()
+                if self._functions is None:
+                    self._functions = function_names()
                 yield step
                 continue
-            if self._draws:
-                with contextlib.suppress(StopIteration):
-                    draw(iterator, count)
+            with contextlib.suppress(StopIteration):
+                draw(self._iterator, count)
             is_last = ends + count > self._until
             if is_last and self.model.stop_training:  # a callback has ended the training there
                 break
@@ -272,20 +258,18 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             with call():
                 yield
         except Exception as error:
-            self._backup.save_after(error, is_between_steps=self._got_no_data(error))
+            # A step that got no data has not changed a variable.
+            reads = getattr(type(self._iterator), "__next__", None)
+            read = getattr(reads, "__code__", None)
+            frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+            got_no_data = self.model.steps_per_execution == 1 and read in frames
+            self._backup.save_after(error, is_between_steps=got_no_data)
             raise
         self._stopped = self.model.stop_training  # within this epoch: Keras has read no further
         # As `fit` does, since a callback may have evaluated after the last step.
         results = self.model.get_metrics_result()
         if results.keys() == self._logs.keys():
-            self._logs = _as_numbers(results)
-
-    def _got_no_data(self, error: Exception) -> bool:
-        """Whether a step has failed because it got no data, before it changed a variable."""
-        if self.model.steps_per_execution > 1:
-            return False
-        read = getattr(type(self._iterator).__next__, "__code__", None)
-        return any(frame.f_code is read for frame, _ in traceback.walk_tb(error.__traceback__))
+            self._logs = {name: np.asarray(value).tolist() for name, value in results.items()}
 
     def _restore_random(self) -> None:
         """Restores the global random generators, once the data was read that was read before."""
@@ -293,36 +277,9 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             restore_random(self._saved["random"], self._before)
         self._before = None
 
-    def _restore_metrics(self) -> None:
-        """Restores the metrics of the steps that were trained before."""
-        saved = self._saved["metrics"]
-        variables = self._metrics()
-        if [np.shape(value) for value in saved] == [variable.shape for variable in variables]:
-            for variable, value in zip(variables, saved):
-                variable.assign(value)
-        else:
-            warn(
-                "the metrics of this epoch start from zero: the model now has different "
-                "metrics, or a different number of replicas"
-            )
-        self._logs = self._saved["logs"]
-
-    def _metrics(self) -> list[tf.Variable]:
-        """Returns the variables of the model's metrics.
-
-        Under TensorFlow's MirroredStrategy, these are the parts of each replica: their sum is the
-        metric, and another split of it would have other last digits. Under the strategies of this
-        package, metrics are alike in all replicas.
-        """
-        strategy = self.model.distribute_strategy
-        variables = [
-            variable.value for metric in self.model.metrics for variable in metric.variables
-        ]
-        if sharing_of(strategy):
-            return variables
-        return [
-            part for variable in variables for part in strategy.experimental_local_results(variable)
-        ]
+    def _metrics(self) -> list[keras.Variable]:
+        """Returns the variables of the model's metrics."""
+        return [variable for metric in self.model.metrics for variable in metric.variables]
 
     def _collect(self) -> dict[str, Any]:
         """Returns what is saved besides variables; all ranks call it."""
@@ -331,10 +288,10 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         return {
             "callbacks": self._states.collect(),
             "content": self._content,
-            "logs": _as_numbers(self._logs),
+            "logs": {name: np.asarray(value).tolist() for name, value in self._logs.items()},
             "metrics": self._trained_metrics or [variable.numpy() for variable in self._metrics()],
             "random": random_states(),
-            "read": self._read,
+            "read": self._read or (self._backup.epoch, 0),
             "steps": private_names.NUM_BATCHES.of(self._data),
             "stop": bool(self.model.stop_training),
         }
@@ -342,11 +299,11 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
     def _before_epoch(self, epoch: int, logs: Logs) -> None:
         """Restores the other callbacks before the first epoch."""
         self._backup.epoch = epoch
-        self._trained_metrics = None
-        self._begins = True  # a first step of the epoch
+        self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
         if self._states is None:
             self._restore_callbacks()
         else:
+            self._tell(*self._states.problems())
             self._backup.step = 0
             self._until = 0
             self._logs = {}
@@ -356,48 +313,42 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         if self._until:
             self._restore_callbacks()
             self._backup.restore_again()  # a LearningRateScheduler has changed the rate
-            self._restore_metrics()
+            try:
+                set_values(self._metrics(), self._saved["metrics"])
+            except ValueError:
+                warn("the metrics of this epoch are lost: the model now has different metrics")
+            self._logs = self._saved["logs"]
             self.model.stop_training = self._saved["stop"]
 
     def _restore_callbacks(self) -> None:
         if self._states is None:
-            model = self.model
-            optimizer = model.optimizer.variables if model.optimizer else []
-            layers = private_names.FLATTEN_LAYERS.of(model)()
-            saved = [*model.variables, *optimizer, *layers, model.optimizer]
+            saved = tf.train.TrackableView(self._backup.checkpoint).descendants()
             self._states = CallbackStates(self._others, saved)
-            private_names.INITIAL_EPOCH.set(model, None)  # which this fit has read
+            private_names.INITIAL_EPOCH.set(self.model, None)  # which this fit has read
         self._states.apply(self._saved.get("callbacks", {}))
         self._tell(*self._states.problems())
 
     def _tell(self, *problems: str) -> None:
         """Warns once, in the leader, for each reason why this training cannot resume exactly."""
+        is_left = self._backup.epoch < self.params["epochs"]
         for problem in problems:
-            if problem and self._backup.leads and self._is_left():
+            if problem and self._backup.leads and is_left:
                 warn_once(f"if this training is interrupted, it will not resume exactly: {problem}")
 
-    def _variables_of_data(self) -> Iterator[str]:
-        """Yields why data that read or change what is restored cannot be read again."""
-        captures = captures_of(_whole(self._data))
-        for item in tf.train.TrackableView(self._backup.checkpoint).descendants():
-            variable = item.value if isinstance(item, keras.Variable) else item
-            if isinstance(variable, tf.Variable):
-                parts = self.model.distribute_strategy.experimental_local_results(variable)
-                if not captures.isdisjoint(id(part.handle) for part in parts):
-                    yield (
-                        f"the data use the variable {variable.name!r}, which is restored before "
-                        "earlier batches are read again: give them one that neither the model nor "
-                        "BackupAndResume has"
-                    )
-
-    def _is_left(self) -> bool:
-        """Whether something is left to train."""
-        return bool(self._backup.epoch < self.params["epochs"])
-
-    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Comes last before the step."""
-        if self._functions is None:
-            self._functions = function_names()
+    def _check_variables_of_data(self) -> None:
+        """Warns if data that are read again have changed what is restored."""
+        parts_of = self.model.distribute_strategy.experimental_local_results
+        handles = {
+            id(part.handle)
+            for item in tf.train.TrackableView(self._backup.checkpoint).descendants()
+            if isinstance(item, tf.Variable)
+            for part in parts_of(item)
+        }
+        if not handles.isdisjoint(captures_of(_whole(self._data))):
+            self._tell(
+                "the data use a variable that is restored before earlier batches are read again: "
+                "give them one that neither the model nor BackupAndResume has"
+            )
 
     def _add_logs(self, epoch: int, logs: dict[str, float]) -> None:
         """Gives the other callbacks the logs of an epoch of which no step was left."""
@@ -406,12 +357,10 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Saves if that is due."""
         self._logs = logs
-        if self._begins:
-            self._begins = False
-            if self._functions:
-                self._tell(problem_of_step(self._functions, self._backup.checkpoint))
+        if self._functions:  # after the first step
+            problem = problem_of_step(self._functions, self._backup.checkpoint)
+            self._tell(problem, *self._states.problems())
             self._functions = set()
-            self._tell(*self._states.problems())
         self._backup.after_steps(self.model.steps_per_execution)
         self._backup.save_if_due()
 
@@ -438,12 +387,9 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             self._read = (backup.epoch, backup.step) if self._stopped else (backup.epoch + 1, 0)
             backup.epoch = self.params["epochs"]
             backup.step = 0
-            if private_names.STEPS_PER_EPOCH.of(self._data) is None:  # one iterator for each epoch
-                backup.drawn = 0
             backup.save()
         _finished[self._key] += 1
         self._data = None  # which also holds this callback
-        self._iterator = None
 
     def _build(self) -> None:
         """Builds the model and its optimizer: only variables that exist are restored and saved.
@@ -453,15 +399,13 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         model = self.model
         spec = _whole(self._data).element_spec
         with model.distribute_strategy.scope():
-            problem: object = "Keras could not infer its inputs' shapes"
-            try:
+            with contextlib.suppress(Exception):  # whatever the model's own code raises
                 private_names.SYMBOLIC_BUILD.of(model)(data_batch=spec)
-            except Exception as error:  # whatever the model's own code raises
-                problem = error
             if not model.built:
                 raise ResumeError(
-                    f"the model {model.name!r} is not built, so nothing can be restored into "
-                    f"it ({problem}): start it with keras.Input, or call it on a batch before fit."
+                    f"the model {model.name!r} cannot be built from the shapes of the data, so "
+                    "nothing can be restored into it: start it with keras.Input, or call it on a "
+                    "batch before fit."
                 )
             if model.optimizer and not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
@@ -482,14 +426,6 @@ def _running_fit() -> SimpleNamespace:
     )
 
 
-def _as_numbers(logs: dict[str, Any]) -> dict[str, Any]:
-    """Returns logs as `fit` gives them to callbacks at the end of an epoch."""
-    return {
-        name: float(value) if np.ndim(value) == 0 else np.asarray(value)
-        for name, value in logs.items()
-    }
-
-
 def _whole(data: EpochIterator | None) -> Any:
     """Returns the dataset that `fit` reads, of global batches."""
     dataset = private_names.DISTRIBUTED_DATASET.of(data)
@@ -508,24 +444,21 @@ def _left_out(model: keras.Model) -> list[tf.Variable]:
     """Returns the variables that a `tf.train.Checkpoint` of a model leaves out.
 
     These are the states of its random generators, which draw the masks of dropout, and are no
-    weights; and what it has in lists.
+    weights; and what its layers have in lists, tuples and dicts.
     """
     weights = set(map(id, model.weights))
     states = [variable.value for variable in model.variables if id(variable) not in weights]
-    return states + _listed_variables(model)
+    return states + _listed([vars(layer) for layer in private_names.FLATTEN_LAYERS.of(model)()])
 
 
-def _listed_variables(model: keras.Model) -> list[tf.Variable]:
-    """Returns the `tf.Variable`s in lists, tuples and dicts of a model or its layers."""
-    variables = []
-    for layer in private_names.FLATTEN_LAYERS.of(model)():
-        for value in vars(layer).values():
-            if isinstance(value, (list, tuple, dict)):
-                with contextlib.suppress(TypeError):  # a dict whose keys have no order
-                    variables += [
-                        item for item in tf.nest.flatten(value) if isinstance(item, tf.Variable)
-                    ]
-    return variables
+def _listed(value: object) -> list[tf.Variable]:
+    """Returns a `tf.Variable`, or those in a collection and the collections in it."""
+    if isinstance(value, tf.Variable):
+        return [value]
+    if isinstance(value, dict):
+        return _listed(list(value.values()))
+    items = value if isinstance(value, (list, tuple)) else ()
+    return [variable for item in items for variable in _listed(item)]
 
 
 def _unbuilt_optimizers(model: keras.Model) -> Iterator[str]:

@@ -53,7 +53,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
     Attributes:
         epoch: the epoch, from 0.
         step: how many of its steps are done.
-        drawn: how many batches were taken from the current iterator.
+        drawn: how many batches of a loop's data were taken from the current iterator.
         batch_size: how many samples a global batch has; 0 if that is not known.
         restored: the path of the checkpoint that was restored; None if there was none.
         more: what `collect` returned when that checkpoint was saved.
@@ -68,13 +68,6 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
     batch_size = 0
     more: Any = None
     _since = 0  # steps since the last save
-    _SAVED = (
-        "epoch",
-        "step",
-        "drawn",
-        "batch_size",
-        "more",
-    )
 
     def __init__(
         self,
@@ -113,7 +106,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         self.leads = self._ranks.leads
         self.checkpoint = tf.train.Checkpoint(**state, slurm_resolver=self)
         self._folder = CheckpointFolder(
-            os.fspath(directory),
+            directory,
             self.checkpoint,
             self._ranks,
             max_to_keep,
@@ -122,40 +115,36 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         self.restored = self._folder.restore_newest()
         self._is_first = _running is None
         _running = self
-        if self.termination is not before:
-            self.termination.watch.arm()  # the strategy has replaced the handler of SIGTERM
+        self.termination.watch.arm()  # the strategy has replaced the handler of SIGTERM
         if _handler is None:
             _make_handler(strategy)
 
-    def serialize(self) -> str:
+    def serialize(self) -> bytes:
         """Returns what TensorFlow saves of this object."""
-        return pack({name: getattr(self, name) for name in self._SAVED})
+        return pack((self.epoch, self.step, self.drawn, self.batch_size, self.more))
 
     def deserialize(self, string_value: bytes) -> None:
         """Restores what TensorFlow has saved."""
-        for name, value in unpack(string_value).items():
-            setattr(self, name, value)
+        self.epoch, self.step, self.drawn, self.batch_size, self.more = unpack(string_value)
 
     def restore_again(self) -> None:
         """Gives the variables the values of the checkpoint again, if there is one."""
         if self.restored:
             tf.train.Checkpoint(**self._state).read(self.restored).expect_partial()
 
-    def begin_data(self, batch_size: int, count: int = 1) -> bool:
-        """Converts the position if the batches have another size now, and returns whether they do.
+    def begin_data(self, batch_size: int, count: int = 1) -> int:
+        """Converts the position in the epoch if the batches have another size now.
 
         The number of samples stays the same, rounded down to `count` batches, which are read
-        together.
+        together. Returns the former size; 0 if it is the same, or one of them is not known.
         """
         before = self.batch_size
         self.batch_size = batch_size
         if before in (0, batch_size) or not batch_size:
-            return False
-        samples = self.drawn * before
-        self.step = self.step * before // (batch_size * count) * count
-        self.drawn = samples // (batch_size * count) * count
-        repeated = samples - self.drawn * batch_size
-        if self.leads and (self.drawn or repeated):
+            return 0
+        samples = self.step * before
+        self.step = samples // (batch_size * count) * count
+        if self.leads and samples:
             warn(
                 "a global batch has %s samples now, and had %s in the checkpoint: training resumes "
                 "after step %s of epoch %s; samples trained on again: %s",
@@ -163,9 +152,9 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
                 before,
                 self.step,
                 self.epoch + 1,
-                repeated,
+                samples - self.step * batch_size,
             )
-        return True
+        return before
 
     def say_start(self, epochs: int) -> None:
         """Logs where the training resumes; as a warning, which Python shows without settings."""
@@ -173,20 +162,19 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         restarts = (step.restart_count or 0) + (step.step_restart or 0)
         if not self.leads or not (self.restored or (restarts and self._is_first)):
             return
-        if self.restored is None:
-            text = (
-                f"training starts from the beginning: {self._folder.directory!r} holds no "
-                f"checkpoint, but this is restart {restarts} of the job. Check that the job saves "
-                "before it ends, and into this folder"
-            )
-        elif self.epoch < epochs:
+        text = (
+            f"training starts from the beginning: {self._folder.directory!r} holds no checkpoint, "
+            f"but this is restart {restarts} of the job. Check that the job saves before it ends, "
+            "and into this folder"
+        )
+        if self.restored:
             # `supervise` reads this line.
             text = f"training resumes from {self.restored}, saved {self._at}"
-        else:
-            text = (
-                f"nothing is left to train: {self.restored} was saved after epoch {self.epoch}. To "
-                "train again, remove the folder or raise the number of epochs"
-            )
+            if self.epoch >= epochs:
+                text = (
+                    f"nothing is left to train: {self.restored} was saved after epoch "
+                    f"{self.epoch}. To train again, remove the folder or raise the number of epochs"
+                )
         warn("%s", text)
 
     def save_if_due(self) -> None:
@@ -211,9 +199,14 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         received = self.termination.watch.received
         if not received or isinstance(error, OF_PEERS):  # another rank has ended
             return
-        # Where only SIGTERM came, another task may have failed: srun then ends this one by it.
-        alone = self.leads and received != "SIGTERM" and not self._folder.is_read_together()
-        saves = alone and is_between_steps
+        # Without an answer, the leader saves alone, unless only SIGTERM came: another task may have
+        # failed, and srun then ends this one by it.
+        saves = (
+            is_between_steps
+            and self.leads
+            and received != "SIGTERM"
+            and not self._folder.is_read_together()
+        )
         with contextlib.suppress(ResumeError):
             saves = self._ranks.ask_leader("the save after an error", is_between_steps, _ERROR_WAIT)
         warn(
@@ -231,7 +224,6 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         if not self._since:  # at least after the first step
             run_events.report_first_step()
         self.step += count
-        self.drawn += count
         self._since += count
 
     def save(self) -> None:
@@ -259,10 +251,7 @@ def batch_size_of(data: Any) -> int:
     """
     # A strategy's dataset holds the one that it distributes.
     whole = private_names.ORIGINAL_DATASET.of(data, data)
-    try:
-        return int(private_names.BATCH_SIZE.of(without(whole, _BATCH_BY_BATCH), 0))
-    except (TypeError, ValueError):  # a tensor without a value yet
-        return 0
+    return int(private_names.BATCH_SIZE.of(without(whole, _BATCH_BY_BATCH), 0))
 
 
 class _QuietHandler(

@@ -31,10 +31,8 @@ from slurm_resolver.log import warn
 from slurm_resolver.tf.causes import cause_of
 from slurm_resolver.tf.keras.files.callback_files import setting
 from slurm_resolver.tf.training.termination import SavingRanks
-from slurm_resolver.wording import shorten
 
 _OWNER = "slurm_resolver.owner"
-_LISTED = 4  # ranks that a message names
 # The files of an interrupted save.
 _UNFINISHED = r"ckpt-\d+_temp|checkpoint\.tmp.*"
 # What TensorFlow raises where a model and a checkpoint do not fit each other.
@@ -53,7 +51,7 @@ class CheckpointFolder:
         is_complete: bool = False,
     ) -> None:
         """`is_complete`: whether the program has all variables of the checkpoint already."""
-        self.directory = directory
+        self.directory = os.fspath(directory)
         self._checkpoint = checkpoint
         self._ranks = ranks
         self._is_complete = is_complete
@@ -73,7 +71,17 @@ class CheckpointFolder:
                 be read by all ranks, or if the newest is one of another program or of another
                 model.
         """
-        numbers = self._find_numbers()
+        problem = self._find_problem() if self._ranks.leads else ""
+        found = [int(name[5:-6]) for name in self._list(r"ckpt-\d+\.index")]
+        seen = self._ranks.compare("the restore", [problem, sorted(found, reverse=True)])
+        (problem, numbers), *others = seen.values()  # the leader's come first
+        if not problem and not numbers and any(other for _, other in others):
+            problem = (
+                f"the leader finds no checkpoint in {self.directory!r}, and another rank does: all "
+                "nodes must share the folder."
+            )
+        if problem:
+            raise ResumeError(problem)
         path = self._restore_readable(numbers)
         counter = self._checkpoint.save_counter  # which this creates, in all ranks
         if numbers:  # the next save must not overwrite a checkpoint that could not be read
@@ -89,19 +97,19 @@ class CheckpointFolder:
         damages: list[str] = []
         for number in numbers:
             path = self._path(f"ckpt-{number}")
-            damage_of = self._ranks.compare("the restore", self._restore(path))
-            damaged = {rank: damage for rank, damage in damage_of.items() if damage}
-            if not damaged:
-                if damages and self._ranks.leads:
-                    warn(
-                        "a checkpoint cannot be read (%s); it is left as it is, and %s is used "
-                        "instead",
-                        "; ".join(damages),
-                        path,
-                    )
+            seen = self._ranks.compare("the restore", self._restore(path))
+            found = [
+                f"{path}: {damage}, as seen by {rank}" for rank, damage in seen.items() if damage
+            ]
+            if not found:
                 return path
-            seen_by = shorten([*damaged], _LISTED)
-            damages.append(f"{path}: {next(iter(damaged.values()))}, as seen by {seen_by}")
+            damages.append(found[0])
+            if self._ranks.leads:
+                warn(
+                    "a checkpoint cannot be read (%s); it is left as it is, and the one before it "
+                    "is used",
+                    found[0],
+                )
         if damages:
             raise ResumeError(
                 f"none of the checkpoints in {self.directory!r} can be read: {'; '.join(damages)}. "
@@ -109,21 +117,6 @@ class CheckpointFolder:
                 "Restore one from a copy, or remove the folder to start from the beginning."
             )
         return None
-
-    def _find_numbers(self) -> list[int]:
-        """Returns the numbers of the checkpoints, the newest first; raises ResumeError."""
-        problem = self._find_problem() if self._ranks.leads else ""
-        numbers = sorted((int(name[5:-6]) for name in self._list(r"ckpt-\d+\.index")), reverse=True)
-        seen = self._ranks.compare("the restore", [problem, numbers])
-        problem, newest = next(iter(seen.values()))  # the leader's
-        if not problem and not newest and any(others for _, others in seen.values()):
-            problem = (
-                f"the leader finds no checkpoint in {self.directory!r}, and another rank does: all "
-                "nodes must share the folder."
-            )
-        if problem:
-            raise ResumeError(problem)
-        return list(newest)
 
     def _find_problem(self) -> str:
         """Returns why this training cannot use the folder; "" if it can."""
@@ -158,10 +151,8 @@ class CheckpointFolder:
             return cause_of(error)
         try:
             status = self._checkpoint.restore(path).expect_partial()
-            if self._is_complete:
-                status.assert_consumed()
-            else:
-                status.assert_existing_objects_matched()
+            complete = "assert_consumed" if self._is_complete else "assert_existing_objects_matched"
+            getattr(status, complete)()
         except _OF_OTHER_MODELS as error:
             raise ResumeError(
                 f"{path} belongs to another model or program: {cause_of(error)}. Give each "
@@ -184,8 +175,10 @@ class CheckpointFolder:
         """
         if not self._ranks.leads:
             self._checkpoint.save_counter.assign_add(1)
-            if self.is_read_together():
-                self._read_variables()
+            if self.is_read_together():  # all variables are read before the write can fail
+                unwritten = contextlib.suppress(tf.errors.OpError, OSError)
+                with tempfile.TemporaryDirectory() as scratch, unwritten:
+                    self._checkpoint.write(os.path.join(scratch, "unused"))
             return ""
         owner = self._read_owner()
         if owner not in ("", self._owner):
@@ -203,20 +196,11 @@ class CheckpointFolder:
                 self._remove_unfinished()
                 raise
 
-    def _read_variables(self) -> None:
-        """Takes part in the leader's save. All variables are read before the write can fail."""
-        unwritten = contextlib.suppress(tf.errors.OpError, OSError)
-        with tempfile.TemporaryDirectory() as scratch, unwritten:
-            self._checkpoint.write(os.path.join(scratch, "unused"))
-
     def is_read_together(self) -> bool:
         """Whether the checkpoint holds variables that all ranks must read together."""
-        objects = tf.train.TrackableView(self._checkpoint).descendants()
-        # Keras 3's variables hold TensorFlow's.
-        variables = [*objects, *(getattr(item, "value", None) for item in objects)]
         return any(
-            getattr(item, "synchronization", None) == tf.VariableSynchronization.ON_READ
-            for item in variables
+            "ON_READ" in str(getattr(item, "synchronization", "")).upper()
+            for item in tf.train.TrackableView(self._checkpoint).descendants()
         )
 
     def _remove_unfinished(self) -> None:
@@ -228,9 +212,7 @@ class CheckpointFolder:
                 gfile.rmtree(path)
 
     def _list(self, pattern: str) -> list[str]:
-        names = []
-        with contextlib.suppress(tf.errors.NotFoundError):
-            names = gfile.listdir(self.directory)
+        names = gfile.listdir(self.directory) if gfile.isdir(self.directory) else []
         return [name for name in names if re.fullmatch(pattern, name.rstrip("/"))]
 
     def _read_owner(self) -> str:

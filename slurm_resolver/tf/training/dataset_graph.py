@@ -12,7 +12,6 @@ seed, or if several threads draw from them, no two runs are alike.
 
 from __future__ import annotations
 
-import itertools
 import zlib
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -44,11 +43,16 @@ _ALIKE = names(
     """
 )
 _SHUFFLES = names("ShuffleDataset ShuffleDatasetV2 ShuffleDatasetV3")
-_SEEDS = ("seed", "seed2")
-SEED = "call keras.utils.set_random_seed(n)"
+# The first of their two inputs that are seeds.
+_SEEDS = {
+    "ShuffleDataset": 2,
+    "ShuffleDatasetV3": 2,
+    "RandomDataset": 0,
+    "RandomDatasetV2": 0,
+}
+SEED = "call keras.utils.set_random_seed(n) first"
 _ops = tf.Graph()  # knows TensorFlow's operations
-Nodes = dict[str, NodeDef]  # of a graph, by name
-Bodies = dict[str, Nodes]  # of functions, by the function's name
+Nodes = dict[str, NodeDef]  # of a graph or a function, by name
 
 
 class Findings(NamedTuple):
@@ -58,13 +62,11 @@ class Findings(NamedTuple):
         again: whether the batches of earlier epochs must be drawn again.
         other: why a resumed training reads other data in any case, and what to write; "" if not.
         content: a checksum of the numbers in memory that the dataset is made from.
-        shuffles: whether an epoch may read the data in another order than the one before.
     """
 
     again: bool
     other: str = ""
     content: int = 0
-    shuffles: bool = True
 
 
 def look_through(dataset: Dataset) -> Findings:
@@ -72,15 +74,18 @@ def look_through(dataset: Dataset) -> Findings:
     graph = tf.compat.v1.GraphDef.FromString(serialized_graph(dataset))
     if not graph.node:
         return Findings(again=True)
-    nodes = _by_name(graph.node)
-    functions = {body.signature.name: _by_name(body.node_def) for body in graph.library.function}
-    called = itertools.chain(*[body.values() for body in functions.values()])
-    again = any(map(_changes, called)) or _draws_late(nodes, graph.node[-1])
+    functions = [function.node_def for function in graph.library.function]
+    bodies = [{node.name: node for node in nodes} for nodes in (graph.node, *functions)]
+    nodes = [node for body in bodies for node in body.values()]
+    last = graph.node[-1]
+    while last.op in _AT_ONCE:
+        last = bodies[0][last.input[0].split(":")[0]]
+    # A shuffle in a function is made anew with each call.
+    late = any(node.op in _SHUFFLES and node.name != last.name for node in graph.node)
     return Findings(
-        again,
-        _find_other(dataset, nodes, functions),
-        _checksum(graph.node),
-        shuffles=again or any(node.op in _SHUFFLES for node in graph.node),
+        again=late or any(map(_changes, nodes)),
+        other=_find_other(dataset, bodies, nodes),
+        content=_checksum(graph.node),
     )
 
 
@@ -96,104 +101,63 @@ def captures_of(dataset: Dataset) -> set[int]:
     return captures.union(*map(captures_of, private_names.INPUTS.of(dataset)()))
 
 
-def _by_name(nodes: Iterable[NodeDef]) -> Nodes:
-    return {node.name: node for node in nodes}
-
-
 def is_random(node: NodeDef) -> bool:
-    """Whether a node is a stateful random operation, whose position cannot be saved."""
-    return "seed" in node.attr and is_stateful(node)
+    """Whether a node is a random operation with a state, whose position cannot be saved."""
+    return "seed" in node.attr
 
 
-def is_stateful(node: NodeDef) -> bool:
-    """Whether TensorFlow says that results of a node's operation may differ from call to call."""
-    try:
+def _changes(node: NodeDef) -> bool:
+    """Whether a node leaves something behind for the next iterator, besides a shuffle's order."""
+    if node.op in _ALIKE | _SHUFFLES or is_random(node):
+        return False
+    try:  # whether results may differ from call to call
         return bool(_ops.op_def_for_type(node.op).is_stateful)
     except (RuntimeError, ValueError, tf.errors.NotFoundError):  # the name of a function
         return False
 
 
-def _changes(node: NodeDef) -> bool:
-    """Whether a node in a function leaves something behind for the next iterator."""
-    known = node.op in _ALIKE | _SHUFFLES  # a shuffle in a function is made anew with each call
-    return is_stateful(node) and not known and not is_random(node)
-
-
-def _draws_late(nodes: Nodes, node: NodeDef) -> bool:
-    """Whether making iterators over the last node, and so over its inputs, is not enough."""
-    at_once = {node.name}
-    while node.op in _AT_ONCE:
-        node = nodes[node.input[0].split(":")[0]]
-        at_once.add(node.name)
-    return any(
-        is_stateful(other) and other.op not in _ALIKE
-        for other in nodes.values()
-        if other.name not in at_once or other.op not in _SHUFFLES
-    )
-
-
 def _checksum(nodes: Iterable[NodeDef]) -> int:
     checksum = 0
-    nodes = list(nodes)
     # A variable that a function of the data captures has the value that it has now.
     values = {node.input[1] for node in nodes if node.op == "AssignVariableOp"}
     for node in nodes:
-        if node.name in values:
-            continue
         tensor = node.attr["value"].tensor
         # Scalars, such as the size of a batch, and the names of files may differ at each start.
-        if tensor.tensor_shape.dim and tensor.dtype != tf.string.as_datatype_enum:
-            checksum = zlib.crc32(tensor.SerializeToString(deterministic=True), checksum)
+        is_content = tensor.tensor_shape.dim and tensor.dtype != tf.string.as_datatype_enum
+        if is_content and node.name not in values:
+            checksum = zlib.crc32(tensor.SerializeToString(), checksum)
     return checksum
 
 
-def _find_other(dataset: Dataset, nodes: Nodes, functions: Bodies) -> str:
+def _find_other(dataset: Dataset, bodies: Iterable[Nodes], nodes: Iterable[NodeDef]) -> str:
     """Returns why every run reads other data, and what to write; "" if none is known."""
-    for body in (nodes, *functions.values()):
+    in_threads = any(node.op.startswith(("ParallelMap", "ParallelInterleave")) for node in nodes)
+    for body in bodies:
         for node in body.values():
-            if _lacks_seed(body, node):
-                return f"{node.op} has no seed: {SEED} first"
-            if is_random(node) and not any(node.attr[seed].i for seed in _SEEDS):
+            seeds = _seeds_of(node, body)
+            if seeds and not any(seeds):
+                return f"{node.op} in the data has no seed: {SEED}, and pass seed=n to it"
+            if in_threads and (is_random(node) or node.op.startswith("Rng")):
                 return (
-                    f"a function of the data calls {node.op} without a seed: {SEED} first, and "
-                    "pass seed=n to it"
+                    f"the data call {node.op}, from which the threads of a map with "
+                    "num_parallel_calls may draw in any order: leave out num_parallel_calls, or "
+                    "use tf.random.stateless_uniform and the like"
                 )
-            if node.op.startswith("Parallel"):
-                for called in _called(functions, node):
-                    if is_random(called) or called.op.startswith("Rng"):
-                        return (
-                            f"a map with num_parallel_calls calls {called.op}, from which several "
-                            "threads draw: leave out num_parallel_calls, or use "
-                            "tf.random.stateless_uniform and the like"
-                        )
     if dataset.options().deterministic is False or any(
-        node.attr["deterministic"].s == b"false" for node in nodes.values()
+        node.attr["deterministic"].s == b"false" for node in nodes
     ):
         return "deterministic=False lets elements overtake each other: leave it out"
     return ""
 
 
-def _lacks_seed(nodes: Nodes, node: NodeDef) -> bool:
-    """Whether a dataset has seeds, and both are zero."""
-    if not is_stateful(node):
-        return False
-    arguments = [argument.name for argument in _ops.op_def_for_type(node.op).input_arg]
-    inputs = dict(zip(arguments, node.input))
-    seeds = [nodes.get(inputs.get(seed, "").split(":")[0]) for seed in _SEEDS]
-    return all(
-        seed is not None
-        and seed.op == "Const"
-        and not tf.make_ndarray(seed.attr["value"].tensor).any()
-        for seed in seeds
-    )
-
-
-def _called(functions: Bodies, caller: NodeDef) -> list[NodeDef]:
-    """Returns the nodes of the functions that a node calls, and of those that these call."""
-    left = dict(functions)
-    body = [caller]
-    for node in body:
-        for attr in node.attr.values():
-            for function in (attr.func, *attr.list.func):
-                body += left.pop(function.name, {}).values()
-    return body[1:]
+def _seeds_of(node: NodeDef, body: Nodes) -> list[int]:
+    """Returns the seeds of a random operation or dataset: attributes, or constants of its body."""
+    if is_random(node):
+        return [node.attr["seed"].i, node.attr["seed2"].i]
+    first = _SEEDS.get(node.op, len(node.input))
+    sources = [body.get(name.split(":")[0], node) for name in node.input[first : first + 2]]
+    return [
+        int(tf.make_ndarray(source.attr["value"].tensor))
+        for source in sources
+        if source.op == "Const"
+    ]

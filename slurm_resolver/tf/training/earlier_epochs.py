@@ -20,7 +20,6 @@ import tensorflow as tf
 from slurm_resolver.coordination.progress import PREPARING
 from slurm_resolver.log import warn
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.keras.division import WorkerData
 from slurm_resolver.tf.keras.protocols import EpochIterator, Model
 from slurm_resolver.tf.keras.sharing import NO_SEED, is_one_of
 from slurm_resolver.tf.reporter import reporter
@@ -35,34 +34,34 @@ def findings_of(data: EpochIterator, fit: SimpleNamespace) -> Findings:
 
     `data` makes Keras' iterators, and `fit` has the variables of Keras' `fit`.
     """
+    # One iterator for all epochs continues where the epoch before has ended.
+    again = private_names.STEPS_PER_EPOCH.of(data) is not None
     adapter = private_names.DATA_ADAPTER.of(data)
     if is_one_of(adapter, _SOURCES):
         return Findings(again=True)
-    if isinstance(adapter, private_names.ARRAYS.get()):
-        return _findings_of_arrays(fit)
+    if isinstance(adapter, private_names.ARRAYS.get()):  # which their graph would contain
+        seeded = not fit.shuffle or tf.compat.v1.get_seed(1)[0] != NO_SEED
+        other = "" if seeded else f"fit shuffles without a seed: {SEED}"
+        return Findings(again, other, _checksum(fit.x, fit.y))
     dataset = private_names.DISTRIBUTED_DATASET.of(data)
-    if isinstance(dataset, WorkerData):
-        dataset = dataset.shares
-    if isinstance(dataset, tf.data.Dataset):
-        return look_through(dataset)
-    whole = private_names.ORIGINAL_DATASET.of(dataset, None)
-    return look_through(whole)._replace(again=True) if whole else Findings(again=False)
+    dataset = getattr(dataset, "shares", dataset)  # of a `WorkerData`
+    whole = private_names.ORIGINAL_DATASET.of(dataset, dataset)
+    if not isinstance(whole, tf.data.Dataset):
+        return Findings(again)
+    findings = look_through(whole)
+    # How TensorFlow distributes a dataset is not looked at.
+    return findings._replace(again=again or findings.again or whole is not dataset)
 
 
-def _findings_of_arrays(fit: SimpleNamespace) -> Findings:
-    """Returns what arrays need. Their graph would contain them."""
+def _checksum(*structures: object) -> int:
+    """Returns a checksum of the numbers in arrays."""
     content = 0
-    for array in tf.nest.flatten((fit.x, fit.y)):
+    for array in tf.nest.flatten(structures):
         with contextlib.suppress(TypeError):  # None, or a sparse one, which has no length
             rows = np.asarray(array[:: len(array) // _ROWS + 1])
             if rows.dtype.kind in "biuf":
                 content = zlib.crc32(rows.tobytes(), content)
-    seeded = not fit.shuffle or tf.compat.v1.get_seed(1)[0] != NO_SEED
-    return Findings(
-        again=False,
-        other="" if seeded else f"fit shuffles without a seed: {SEED} first",
-        content=content,
-    )
+    return content
 
 
 def draw(iterator: Iterator[object], batches: int) -> None:
@@ -77,7 +76,7 @@ def read_earlier(
     model: Model,
     fit: SimpleNamespace,
     data: EpochIterator,
-    findings: Findings,
+    again: bool,
     read: tuple[int, int],
     steps: int | None,
     says: bool,
@@ -88,39 +87,38 @@ def read_earlier(
         model: the model.
         fit: has the variables of Keras' `fit`.
         data: makes Keras' iterators.
-        findings: those of `findings_of`.
+        again: whether all batches must be drawn; else only iterators are made.
         read: how many epochs were read, and how many steps of the next one if the training ended
             there.
         steps: how many steps Keras began in each epoch, if it had to count them.
-        says: whether to log how many batches are read.
+        says: whether to log how many epochs are read.
     """
     last, stop = read
     epochs = range(fit.initial_epoch, last + bool(stop))
-    counted = steps if private_names.NUM_BATCHES.of(data) is None else math.inf
-    again = findings.again or private_names.STEPS_PER_EPOCH.of(data) is not None or counted is None
-    batches = len(epochs) * (data.num_batches or (steps or 1) - 1)
-    if again and batches and says:
-        warn("reads %s batches of the data again, which depend on those before", batches)
+    if not epochs:
+        return
+    if again and says:
+        warn("reads the data of earlier epochs again, on which later ones depend: %s", len(epochs))
     validation = _validation_of(model, fit, data)
-    validates = private_names.VALIDATES.of(model)
+    validation_again = bool(validation) and findings_of(validation, fit).again
     for epoch in epochs:
-        _read_epoch(data, None if again else counted, stop if epoch == last else 0)
-        if validation and validates(epoch, fit.validation_freq):
+        _read_epoch(data, again, steps, stop if epoch == last else 0)
+        if validation and private_names.VALIDATES.of(model)(epoch, fit.validation_freq):
             validation.reset()
-            _read_epoch(validation)
-    if validation:
-        private_names.VALIDATION_DATA.set(model, validation)
+            _read_epoch(validation, validation_again)
+    private_names.VALIDATION_DATA.set(model, validation)
 
 
-def _read_epoch(data: EpochIterator, ends: float | None = None, stop: int = 0) -> None:
-    """Goes through an epoch: to the step `ends`, reading nothing, or drawing all batches.
+def _read_epoch(data: EpochIterator, again: bool, steps: int | None = None, stop: int = 0) -> None:
+    """Goes through an epoch: draws its batches if that matters, or if their number is not known.
 
     It ends after `stop` steps, if they are given, as a training that a callback has ended.
     """
     count = data.steps_per_execution
+    ends = math.inf if private_names.DATA_ADAPTER.of(data).num_batches else steps
     with private_names.CATCH_STOP_ITERATION.of(data)():
         for step in data:
-            if ends is None:
+            if again or ends is None:
                 draw(step[-1], count)
             elif step[0] + count >= ends:
                 raise StopIteration
@@ -129,11 +127,10 @@ def _read_epoch(data: EpochIterator, ends: float | None = None, stop: int = 0) -
 
 
 def _validation_of(model: Model, fit: SimpleNamespace, data: Any) -> Any:
-    """Returns what makes the iterators of the validation, if earlier ones matter; else None."""
-    x, y, weight = keras.utils.unpack_x_y_sample_weight(fit.validation_data)
-    is_dataset = isinstance(x, tf.data.Dataset) and look_through(x).shuffles
-    if not is_dataset and not isinstance(x, keras.utils.PyDataset):
+    """Returns what makes the iterators of the validation, as Keras does; None without one."""
+    if fit.validation_data is None:
         return None
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(fit.validation_data)
     return type(data)(
         x=x,
         y=y,

@@ -16,20 +16,17 @@ def problem_of_step(before: set[str], checkpoint: tf.train.Checkpoint) -> str:
     context = private_names.CONTEXT.get()()
     names = sorted(function_names() - before)
     nodes = [node for name in names for node in private_names.FUNCTION.of(context)(name).node_def]
-    for node in filter(is_random, nodes):
-        return (
-            f"the step calls {node.op}, whose position TensorFlow cannot save: draw with "
-            "keras.random and seed=keras.random.SeedGenerator(n), an attribute of the layer or "
-            "model"
-        )
-    if any(node.op == "RngReadAndSkip" for node in nodes) and not any(
+    has_generator = any(
         isinstance(item, tf.random.Generator)
         for item in tf.train.TrackableView(checkpoint).descendants()
-    ):
-        return (
-            "the step draws from a tf.random.Generator that is not saved: pass it, "
-            "BackupAndResume(folder, generator=generator)"
-        )
+    )
+    for node in nodes:
+        if is_random(node) or (node.op == "RngReadAndSkip" and not has_generator):
+            return (
+                f"the step calls {node.op}, whose position is not saved: draw with keras.random "
+                "and seed=keras.random.SeedGenerator(n), an attribute of the layer or model; or "
+                "pass a tf.random.Generator, BackupAndResume(folder, generator=generator)"
+            )
     return ""
 
 

@@ -14,7 +14,7 @@ from slurm_resolver.tf import private_names
 from slurm_resolver.tf.training.callback_states import content_of
 from slurm_resolver.tf.training.fit_state import pack, unpack
 
-States = dict[str, str]  # by the library
+States = dict[str, bytes]  # by the library
 _FUNCTIONS: Any = (random.getstate, np.random.get_state)  # methods of the global generators
 
 

@@ -76,8 +76,6 @@ class ResumableLoop(Backup):
             yield self.epoch
             self.epoch += 1
             self.step = 0
-            if self._endless is None:
-                self.drawn = 0
         if trained:
             self.save()
             of_all = reporter.of_all_workers(_END_SECONDS)
@@ -92,47 +90,35 @@ class ResumableLoop(Backup):
                 batches of all epochs, which must keep their size in all starts.
             steps: how many steps an epoch has; None: it ends with the data.
         """
-        iterator = self._skip_trained(data)
+        iterator = iter(data)
+        is_endless = iterator is data
+        if not is_endless:
+            self.begin_data(batch_size_of(data))
+            self.drawn = self.step
+        if iterator is not self._endless:  # leaves out what was trained on before
+            for _ in range(self.drawn):
+                next(iterator, None)
+        self._endless = iterator if is_endless else None
         reporter.enter(STEP, TRAINING)
         reporter.begin_epoch(self.epoch + 1)
         phase = FIRST
         try:
-            for batch in self._read(iterator, steps):
+            while steps is None or self.step < steps:
+                self.save_if_due()
+                reporter.step = self.step + 1
+                reporter.begin_step(phase=DATA)
+                try:
+                    batch = next(iterator)
+                except (StopIteration, tf.errors.OutOfRangeError):
+                    return
+                except Exception as error:
+                    self.save_after(error, is_between_steps=True)
+                    raise
+                self.drawn += 1
                 reporter.enter(phase)
                 yield batch
                 reporter.end_step()
                 phase = STEP
                 self.after_steps()
-        except GeneratorExit:  # the program has left the epoch, with a batch that it has read
-            self.drawn += 1
-            raise
         finally:
             reporter.enter(IDLE, "")
-
-    def _skip_trained(self, data: Iterable[Batch]) -> Iterator[Batch]:
-        """Returns an iterator over the data, without the steps that were trained before."""
-        iterator = iter(data)
-        is_endless = iterator is data
-        if not is_endless:
-            self.drawn = self.step
-        if iterator is not self._endless:
-            self.begin_data(batch_size_of(data))
-            for _ in range(self.drawn):
-                next(iterator, None)
-        self._endless = iterator if is_endless else None
-        return iterator
-
-    def _read(self, iterator: Iterator[Batch], steps: int | None) -> Iterator[Batch]:
-        """Yields the batches of the epoch, and saves between them."""
-        while steps is None or self.step < steps:
-            self.save_if_due()
-            reporter.step = self.step + 1
-            reporter.begin_step(phase=DATA)
-            try:
-                batch = next(iterator)
-            except (StopIteration, tf.errors.OutOfRangeError):
-                return
-            except Exception as error:
-                self.save_after(error, is_between_steps=True)
-                raise
-            yield batch

@@ -23,7 +23,7 @@ from slurm_resolver.coordination import TRAIN
 from slurm_resolver.errors import RendezvousError, ResumeError
 from slurm_resolver.local import run_events
 from slurm_resolver.log import exit_at_once, warn
-from slurm_resolver.preemption.exit_plan import ExitPlan, check_options, requeue_job
+from slurm_resolver.preemption.exit_plan import check_options, requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
 from slurm_resolver.signals import REQUEUE_STATUS
 from slurm_resolver.start.ready import find_group
@@ -118,52 +118,42 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         return lambda: self.watch.received is not None
 
     def exit_fn(self) -> None:
-        """Ends this process after the save, in agreement with the others."""
+        """Ends this process after the save, in agreement with the others.
+
+        The leader requeues the job, if that is wanted, and says what happens.
+        """
         ranks = self.ranks
         self.watch.leave_on_sigterm()
-        status = REQUEUE_STATUS  # of a rank that does not learn the leader's
-        wait = 0.0
+        plan: Any = (REQUEUE_STATUS, 0.0)  # of a rank that does not learn the leader's
         if ranks.leads:
-            plan = self._requeue_job()
-            status = plan.status
-            wait = plan.wait
+            received = self.watch.received
+            sigterm = self.watch.terminated and received in (None, "SIGTERM")
+            requeued = requeue_job(
+                ranks.step,
+                self.requeue,
+                self.max_restarts,
+                announced=not sigterm,
+                saved=ranks.count,
+            )
+            where = f" {self.saved_at}" if self.saved_at else ""
+            cause = received or "a signal to another rank"
+            warn("training saved%s because of %s: %s", where, cause, requeued.message)
+            plan = (requeued.status, requeued.wait)
         try:
             # When the leader exits, Slurm ends the others too.
-            status, wait = ranks.ask_leader(
-                "the exit",
-                [status, wait],
-                _EXIT_WAIT if ranks.leads else Timeouts.save,
-            )
+            seconds = _EXIT_WAIT if ranks.leads else Timeouts.save
+            plan = ranks.ask_leader("the exit", plan, seconds)
         except ResumeError as error:  # such as a rank that has ended
             warn("%s", error)
-        self._await_slurm(wait)
-        atexit.register(_leave, status)  # of these functions, the last one runs first
-        sys.exit(status)
-
-    def _requeue_job(self) -> ExitPlan:
-        """Requeues the job if that is wanted, and says what happens; only the leader calls it."""
-        received = self.watch.received
-        sigterm = self.watch.terminated and received in (None, "SIGTERM")
-        plan = requeue_job(
-            self.ranks.step,
-            self.requeue,
-            self.max_restarts,
-            announced=not sigterm,
-            saved=self.ranks.count,
-        )
-        where = f" {self.saved_at}" if self.saved_at else ""
-        cause = received or "a signal to another rank"
-        warn("training saved%s because of %s: %s", where, cause, plan.message)
-        return plan
-
-    def _await_slurm(self, seconds: float) -> None:
-        """Waits for Slurm to end this process."""
-        until = time.monotonic() + seconds
+        status, wait = plan
+        until = time.monotonic() + wait
         while not self.watch.ended and time.monotonic() < until:
             # Slurm's SIGTERM may have come while this rank was still saving.
-            if self.watch.terminated and not self.ranks.leads:
+            if self.watch.terminated and not ranks.leads:
                 break
             time.sleep(0.1)
+        atexit.register(_leave, status)  # of these functions, the last one runs first
+        sys.exit(status)
 
 
 class SavingRanks:

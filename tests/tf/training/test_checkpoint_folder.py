@@ -20,7 +20,7 @@ from kinds import Fields, Strings, Texts
 import slurm_resolver as sr
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.slurm.step_variables import SlurmStep
-from slurm_resolver.tf.training import backup, checkpoint
+from slurm_resolver.tf.training import backup
 from slurm_resolver.tf.training.checkpoint_folder import CheckpointFolder
 
 JOB = {"SLURM_JOB_ID": "41"}
@@ -275,7 +275,7 @@ def test_a_damaged_checkpoint_is_left_and_the_one_before_is_used(
     if (name, damage) != (INDEX, Path.unlink):  # files without an index are no checkpoint
         (text,) = [text for text in caplog.messages if "cannot be read" in text]
         assert re.search(
-            rf"\({folder}/ckpt-4: .*; it is left as it is, and {folder}/ckpt-3 is used", text
+            rf"\({folder}/ckpt-4: .*; it is left as it is, and the one before it is used", text
         )
         # the next save gets a new number, and the next start resumes from it
         assert {path.name: path.read_bytes() for path in folder.glob("ckpt-4*")} == left

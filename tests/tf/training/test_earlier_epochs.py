@@ -69,6 +69,8 @@ def test_the_next_epoch_reads_what_it_would_have_read() -> None:
     data = epochs_of(of_known_size.batch(2))
     data.reset()
     fit = SimpleNamespace(initial_epoch=1, validation_data=None)
-    read_earlier(keras.Sequential(), fit, data, findings(dataset), (3, 0), steps=2, says=False)
+    model = keras.Sequential()
+    model._eval_epoch_iterator = None  # as `fit` does
+    read_earlier(model, fit, data, findings(dataset).again, (3, 0), steps=2, says=False)
     batch, _ = next(next(iter(data.enumerate_epoch()))[-1])
     assert batch.numpy().ravel().tolist() == [2.0, 2.0]

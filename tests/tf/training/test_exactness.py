@@ -17,7 +17,7 @@ CASES: dict[str, tuple[Callable[[], Any], tf.train.Checkpoint, str]] = {
     "no random numbers": (lambda: tf.ones([]), WITHOUT, ""),
     "a seed in each call": (lambda: tf.random.stateless_uniform([], [1, 2]), WITHOUT, ""),
     "tf.random": (lambda: tf.random.uniform([]), SAVED, "the step calls RandomUniform, whose"),
-    "a generator": (lambda: GENERATOR.uniform([]), WITHOUT, "the step draws from a tf.random.Gen"),
+    "a generator": (lambda: GENERATOR.uniform([]), WITHOUT, "the step calls RngReadAndSkip, whose"),
     "a saved generator": (lambda: GENERATOR.uniform([]), SAVED, ""),
 }
 
