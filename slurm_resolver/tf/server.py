@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import sys
 from os import environ, getpid
-from threading import Event
+from threading import Event, Thread
 from time import monotonic, sleep
 
 import tensorflow as tf
@@ -108,7 +108,7 @@ def take_part(cluster: Cluster) -> Member | None:
     key = (service, announced["cluster"], getpid())
     if key not in _members:
         _members[key] = Member(connect(service, cluster.name_of), announced)
-        threading.Thread(target=_end_process, args=[_members[key]], daemon=True).start()
+        Thread(target=_end_process, args=[_members[key]], daemon=True).start()
     return _members[key]
 
 

@@ -20,7 +20,7 @@ from kinds import Fields, Strings, Texts
 import slurm_resolver as sr
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.slurm.step_variables import SlurmStep
-from slurm_resolver.tf.training import backup
+from slurm_resolver.tf.training import backup, checkpoint
 from slurm_resolver.tf.training.checkpoint_folder import CheckpointFolder
 
 JOB = {"SLURM_JOB_ID": "41"}
