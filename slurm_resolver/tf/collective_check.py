@@ -61,7 +61,11 @@ def main() -> int:
             text = "{rank}|{device}|{step_ms:.2f}|{all_reduce_ms:.1f}|{network}"
             cells = [text.format(**row).split("|") for row in rows]
             heads = ["rank", "device", "step ms", "all-reduce ms", "NCCL's network"]
-            print(*aligned([heads, *cells], numbers=(2, 3)), *[f"warning: {text}" for text in warnings], sep="\n")
+            print(
+                *aligned([heads, *cells], numbers=(2, 3)),
+                *[f"warning: {text}" for text in warnings],
+                sep="\n",
+            )
     # The service may run in a task that does not train, and must not end before the others.
     connect(cluster.service).gather("the end of the measurement", None, None)
     return 1 if warnings else 0

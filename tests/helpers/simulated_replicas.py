@@ -21,8 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.collectives import OwnRows
-from slurm_resolver.tf.partition.emission import Emission
-from slurm_resolver.tf.partition.plan import Plan
+from slurm_resolver.tf.partition.emission import Emission, Plan
 
 
 def own_rows(total: Any, replica: int, replicas: int) -> OwnRows:

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from keras_3 import keras
 
-from slurm_resolver.tf.partition.plan import Plan
+from slurm_resolver.tf.partition.emission import Plan
 from slurm_resolver.tf.partition.step import plan_step
 
 ROWS = 13  # of a batch; the last batch has fewer

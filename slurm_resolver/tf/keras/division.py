@@ -46,9 +46,8 @@ from slurm_resolver.tf.keras.sharing import (
     without_conversion,
 )
 from slurm_resolver.tf.partition.creation import attributes_of
-from slurm_resolver.tf.partition.emission import Split
+from slurm_resolver.tf.partition.emission import Plan, Split
 from slurm_resolver.tf.partition.inlining import Flat
-from slurm_resolver.tf.partition.plan import Plan
 from slurm_resolver.tf.partition.step import plan_graph
 from slurm_resolver.tf.partition.values import SAME, PlanError, Sizes, names, rows
 from slurm_resolver.tf.reporter import reporter

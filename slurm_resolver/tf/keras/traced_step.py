@@ -19,9 +19,9 @@ from slurm_resolver.tf.keras.outside_variables import Copies, copies_of
 from slurm_resolver.tf.keras.protocols import Model, Strategy
 from slurm_resolver.tf.keras.sharing import TENSORS, Structure, type_of
 from slurm_resolver.tf.partition.effects import RANDOM, is_drawn
+from slurm_resolver.tf.partition.emission import Plan
 from slurm_resolver.tf.partition.inlining import CALLS
 from slurm_resolver.tf.partition.outside_graph import call_outside
-from slurm_resolver.tf.partition.plan import Plan
 from slurm_resolver.tf.partition.step import plan_step, plan_whole
 from slurm_resolver.tf.partition.values import PlanError, names
 from slurm_resolver.tf.private_names import Method

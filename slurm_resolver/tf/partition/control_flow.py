@@ -17,12 +17,12 @@ loop that adds up losses of rows, for example::
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Callable
+from typing import Callable
 
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.effects import RANDOM
-from slurm_resolver.tf.partition.emission import Emission, Split, shape_of_part
+from slurm_resolver.tf.partition.emission import Emission, Plan, Split, shape_of_part
 from slurm_resolver.tf.partition.inlining import CALLS
 from slurm_resolver.tf.partition.lists import WholeListsError, join
 from slurm_resolver.tf.partition.operation import Operation
@@ -37,9 +37,6 @@ from slurm_resolver.tf.partition.values import (
     Tensors,
     Values,
 )
-
-if TYPE_CHECKING:
-    from slurm_resolver.tf.partition.plan import Plan
 
 
 def condition(planner: Plan, op: Operation, given: Values) -> Split:
@@ -148,7 +145,7 @@ def statistics(planner: Plan, op: Operation, given: Values) -> Split:
     )
     for result, number in zip(op.node.outputs, flat.outputs):
         planner.sizes.bind(result, plan.sizes.shape(number))
-    results = plan.outputs
+    results = list(plan.outputs)
     for place, number in enumerate(flat.outputs):
         if is_whole:
             results[place] = SAME

@@ -5,7 +5,7 @@ Both are in this module, because a step of a plan may have its own function that
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Callable, NamedTuple, Union
+from typing import Callable, NamedTuple, Union
 
 import tensorflow as tf
 
@@ -17,7 +17,7 @@ from slurm_resolver.tf.partition.collectives import (
 )
 from slurm_resolver.tf.partition.creation import create
 from slurm_resolver.tf.partition.inlining import Flat, Node
-from slurm_resolver.tf.partition.sizes import OPAQUE
+from slurm_resolver.tf.partition.sizes import OPAQUE, SizesOf
 from slurm_resolver.tf.partition.values import (
     LOCAL,
     SAME,
@@ -31,9 +31,6 @@ from slurm_resolver.tf.partition.values import (
     Want,
     Wants,
 )
-
-if TYPE_CHECKING:
-    from slurm_resolver.tf.partition.plan import Plan
 
 AddUp = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 # Writes an operation, given the emission and its inputs; returns its outputs.
@@ -65,6 +62,35 @@ class PutTogether(NamedTuple):
 
 
 Step = Union[Split, PutTogether]
+
+
+class Plan:
+    """How a replica computes a graph.
+
+    Attributes:
+        flat: the graph.
+        sizes: of its tensors.
+        inputs: what a replica is given of the graph's inputs.
+        steps: in their order.
+        values: what is known of each tensor in the end, by number.
+        outputs: what the graph's outputs are.
+        wanted: what they are converted into.
+        inner: returns the plan of a function that an operation calls.
+    """
+
+    flat: Flat
+    sizes: SizesOf
+    inputs: Values
+    steps: list[Step]
+    values: dict[int, Value]
+    outputs: Values
+    wanted: Wants
+    inner: Callable[..., Plan]
+
+    @property
+    def levels(self) -> list[TensorNumbers]:
+        """The tensors that are put together, for each collective."""
+        return [step.numbers for step in self.steps if isinstance(step, PutTogether)]
 
 
 class Emission:

@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from slurm_resolver.tf.partition.control_flow import CONTROL_FLOW
 from slurm_resolver.tf.partition.effects import calls, drawn, has_unknown_effect, is_drawn
-from slurm_resolver.tf.partition.emission import PutTogether, Split, Step
+from slurm_resolver.tf.partition.emission import Plan, PutTogether, Split
 from slurm_resolver.tf.partition.exactness import TELLING
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.lists import LIST_RULES, uses_lists, wholes
@@ -44,7 +44,6 @@ from slurm_resolver.tf.partition.values import (
     Kind,
     NotByPartError,
     PlanError,
-    TensorNumbers,
     Values,
     Want,
     Wants,
@@ -52,8 +51,8 @@ from slurm_resolver.tf.partition.values import (
 )
 
 
-class Plan:
-    """How a replica computes a graph.
+class Planner(Plan):
+    """Plans a graph.
 
     Args:
         flat: the graph.
@@ -62,17 +61,7 @@ class Plan:
         whole: whether all lists, conditions and loops must be computed whole.
         sends_inside: whether tensors can be put together in conditions and loops.
         inside: whether it is in a condition or loop.
-
-    Attributes:
-        sizes: of the graph's tensors.
-        steps: in their order.
-        values: what is known of each tensor in the end, by number.
-        outputs: what the graph's outputs are.
-        wanted: what they are converted into.
     """
-
-    outputs: Values
-    wanted: Wants
 
     def __init__(
         self,
@@ -87,7 +76,7 @@ class Plan:
         self.inputs = inputs
         self.values = dict(zip(flat.inputs, inputs))  # in the order in which they are planned
         self.sizes = SizesOf(flat, self.values, scratch)
-        self.steps: list[Step] = []
+        self.steps = []
         self._is_whole = whole
         self._sends_inside = sends_inside
         self._inside = inside
@@ -95,11 +84,6 @@ class Plan:
         self._known_whole: set[int] = set()
         self._done: set[Node] = set()
         self._linear: list[Node] = []  # of SUMs that are not whole
-
-    @property
-    def levels(self) -> list[TensorNumbers]:
-        """The tensors that are put together, for each collective."""
-        return [step.numbers for step in self.steps if isinstance(step, PutTogether)]
 
     def inner(
         self,
@@ -117,7 +101,7 @@ class Plan:
                 each call.
             wanted: see `run`.
         """
-        inner = Plan(
+        inner = Planner(
             flat,
             values,
             self.sizes.scratch,

@@ -107,7 +107,7 @@ def row_loop(op: Operation) -> Split:
             in_test[place] = KINDS["place"]
             in_round[place] = KINDS["rounds" if pops else "place"]
         elif place == results[place] and not value.is_list:
-            is_n = op.sizes.small_numbers(op.node.inputs[place]) == COUNTS
+            is_n = np.array_equal(op.sizes.numbers(op.node.inputs[place]) or (), COUNTS)
             in_test[place] = KINDS["length" if is_n else "own"]
             in_round[place] = OWN
         else:
@@ -124,7 +124,8 @@ def row_loop(op: Operation) -> Split:
         kind, inputs = op.sizes.flat.made(op.node.inputs[place])
         # A stack, or a list with a place for each row.
         is_new = kind == "EmptyTensorList" or (
-            kind == "TensorListReserve" and op.sizes.small_numbers(inputs[1]) == COUNTS
+            kind == "TensorListReserve"
+            and np.array_equal(op.sizes.numbers(inputs[1]) or (), COUNTS)
         )
         if in_round[results[place]].source != place or (
             op.raw[place] == KINDS["new"] and not is_new

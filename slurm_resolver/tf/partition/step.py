@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 from tensorflow.types.experimental import ConcreteFunction
 
+from slurm_resolver.tf.partition.emission import Plan
 from slurm_resolver.tf.partition.inlining import Flat
 from slurm_resolver.tf.partition.lists import WholeListsError
-from slurm_resolver.tf.partition.plan import Plan
+from slurm_resolver.tf.partition.plan import Planner
 from slurm_resolver.tf.partition.scratch import Scratch
 from slurm_resolver.tf.partition.values import (
     SAME,
@@ -96,7 +97,7 @@ def plan_graph(
     try:
         for whole in (False, True):
             with contextlib.suppress(WholeListsError):
-                return Plan(
+                return Planner(
                     flat,
                     values,
                     Scratch(),

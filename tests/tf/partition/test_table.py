@@ -14,8 +14,7 @@ import pytest
 import tensorflow as tf
 from simulated_replicas import SimulatedReplicas
 
-from slurm_resolver.tf.partition.emission import Split
-from slurm_resolver.tf.partition.plan import Plan
+from slurm_resolver.tf.partition.emission import Plan, Split
 from slurm_resolver.tf.partition.step import plan_step
 from slurm_resolver.tf.partition.table import BY_ENTRY, TABLE
 from slurm_resolver.tf.partition.values import SAME, PlanError, Value
