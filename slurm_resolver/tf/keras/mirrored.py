@@ -26,12 +26,7 @@ from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.differences import REMEDY_OF_DATA, Entry, compare
 from slurm_resolver.tf.keras.division import WorkerData, share_out
 from slurm_resolver.tf.keras.metrics_in_run import adding_up
-from slurm_resolver.tf.keras.one_process import (
-    is_one_process,
-    place_beside,
-    place_slot,
-    update_once,
-)
+from slurm_resolver.tf.keras.one_process import is_one_process, place_slot, update_once
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.protocols import EpochIterator, Model
 from slurm_resolver.tf.keras.sharing import BYTES_PER_BUCKET, NO_SEED, Sharing, is_one_of
@@ -161,15 +156,13 @@ class MultiWorkerMirroredStrategy(
         reporter.start(cluster_resolver, on_stall)
 
     def _take_optimizers(self) -> None:
-        """Lets optimizers train models of the scope in steps that are traced as in one process."""
-        private_names.replace(self.extended, "update", update_once)
-        private_names.replace(
-            self.extended, "colocate_vars_with", functools.partial(place_slot, self)
-        )
-        # An optimizer from outside the scope has the default strategy.
-        default = tf.distribute.get_strategy().extended
-        private_names.replace(default, "update", update_once)
-        private_names.replace(default, "colocate_vars_with", place_beside)
+        """Lets optimizers train models of the scope in steps that are traced as in one process.
+
+        An optimizer from outside the scope has the default strategy.
+        """
+        for extended in (self.extended, tf.distribute.get_strategy().extended):
+            private_names.replace(extended, "update", update_once)
+            private_names.replace(extended, "colocate_vars_with", place_slot)
 
     def _prepare_several(self, resolver: Any) -> None:
         """Prepares what workers do together: waits, small sums on CPUs, variables and seeds."""
@@ -193,9 +186,12 @@ class MultiWorkerMirroredStrategy(
         Raises:
             FitError: in every worker, if not all have the same number of batches.
         """
-        length = Entry("the data", f"{iterator.num_batches or 'unknown'} batches")
-        when = f"at the start of {self.workers.call}"
-        compare(self.workers, when, [length], REMEDY_OF_DATA)
+        compare(
+            self.workers,
+            f"at the start of {self.workers.call}",
+            [Entry("the data", f"{iterator.num_batches or 'unknown'} batches")],
+            REMEDY_OF_DATA,
+        )
         self.unread = share_out(
             dataset,
             self.sharing,

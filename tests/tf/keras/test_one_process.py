@@ -5,10 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from slurm_resolver.tf.keras import strategy_registry
 from slurm_resolver.tf.keras.one_process import as_one_process, place_slot, update_once
 
 VARIABLE: Any = SimpleNamespace(values=("of replica 0", "of replica 1"))
-STRATEGY: Any = SimpleNamespace(scope=lambda: "its scope")
+
+
+class Strategy:
+    def scope(self) -> str:
+        return "its scope"
 
 
 def test_an_optimizer_updates_one_copy_of_a_variable() -> None:
@@ -27,6 +32,9 @@ def test_an_optimizer_updates_one_copy_of_a_variable() -> None:
 
 def test_slots_are_made_in_the_scope_outside_of_a_step() -> None:
     """In a step, the step makes them there."""
-    assert place_slot(STRATEGY, print, VARIABLE) == "its scope"
+    strategy: Any = Strategy()
+    strategy_registry.ours.add(strategy)
+    variable: Any = SimpleNamespace(distribute_strategy=strategy)
+    assert place_slot(print, variable) == "its scope"
     with as_one_process():
-        assert place_slot(STRATEGY, print, VARIABLE) != "its scope"
+        assert place_slot(print, variable) != "its scope"
