@@ -133,11 +133,13 @@ class StepFunction:
         """Lets the worker read whole batches if a step must compute them."""
         if data.size is None:
             return
-        if not (self._runs_eagerly() or self._verification):
-            marks = {"rows": tf.TensorSpec([data.size, 0])}  # as of the first batch
-            with contextlib.suppress(NotWrittenError):
-                if self._write(data.shares.element_spec._replace(marks=marks), ()):
-                    return
+        marks = {"rows": tf.TensorSpec([data.size, 0])}  # as of the first batch
+        first = data.shares.element_spec._replace(marks=marks)
+        is_whole = self._runs_eagerly() or self._verification or self._planned(first, ()).reason
+        if not is_whole:
+            with contextlib.suppress(FitError):  # it could not be written
+                self._find_graph(first)
+                return
         data.undivide()
 
     def _runs_eagerly(self) -> bool:
@@ -159,27 +161,36 @@ class StepFunction:
         tensors have N rows. Only those of the first batch that can be divided are used.
         """
         replicas = self._strategy.sharing.replicas
-        if replicas == 1 or self._step.fault:
-            return ()
         values = tf.nest.flatten(of_first_replica(self._strategy, batch).batch)
         numbers = [value.shape[0] for value in values if has_rows(value)]
-        count = math.gcd(*numbers)
-        if numbers.count(count) == len(numbers):
+        if replicas == 1 or self._step.fault or len(set(numbers)) < 2:
             return ()
+        count = math.gcd(*numbers)
         multiples = tuple(number // count for number in numbers)
         can_divide = count >= replicas and all(multiples) and batch.own is None
-        is_first = not any(self._writers)
-        return multiples if multiples in self._writers or (can_divide and is_first) else None
+        if multiples in self._writers or (can_divide and not any(self._writers)):
+            return multiples
+        return None
 
     def _find_graph(self, batch: Share) -> ConcreteFunction:
-        """Returns the graph of a step; it is of whole batches if it cannot be written otherwise."""
+        """Returns the graph of a step; it is of whole batches if it cannot be written otherwise.
+
+        Args:
+            batch: of tensors; or their types, whose graph is for any number of rows, as the first.
+        """
         multiples = self._multiples_of(batch)
+        spec = batch
+        is_first = multiples not in self._writers or isinstance(batch.digest, tf.TensorSpec)
+        if is_first and batch.own is None:
+            planned = self._planned(batch, multiples)
+            if self._writers.keys() - {multiples}:  # only some batches can be divided
+                _warn_of_sequences(planned)
+            if planned.takes_any_rows:
+                spec = tf.nest.map_structure(type_of_rows, batch)._replace(digest=batch.digest)
         try:
-            if multiples not in self._writers and batch.own is None:
-                self._write(batch, multiples)
-            return self._writer(multiples).get_concrete_function(batch)
+            return self._writer(multiples).get_concrete_function(spec)
         except NotWrittenError as error:
-            self._step.give_up(str(error))
+            self._step.fault = str(error)
             self._writers.clear()
             return self._find_graph(batch)
 
@@ -187,45 +198,32 @@ class StepFunction:
         write = functools.partial(self._write_step, multiples)
         return self._writers.setdefault(multiples, compiled(write))
 
-    def _write(self, batch: Share, multiples: Multiples | None) -> bool:
-        """Writes the graph of a step for any number of rows, and returns whether it is split.
-
-        Args:
-            batch: of tensors, or their types.
-        """
-        planned = self._planned(batch, multiples)
-        if self._writers.keys() - {multiples}:  # only some batches can be divided
-            _warn_of_sequences(planned)
-        is_split = planned.reason is None
-        if planned.takes_any_rows and (is_split or batch.rows is None):
-            spec = tf.nest.map_structure(type_of_rows, batch)._replace(digest=batch.digest)
-            self._writer(multiples).get_concrete_function(spec)
-        return is_split
-
     def _write_step(self, multiples: Multiples | None, batch: Share) -> Structure:
         """Writes a step of all replicas, and returns its result, which is the same in all of them.
 
         Args:
             batch: of which the graph's inputs are made.
         """
+        reporter.enter(COMPILING)
         planned = self._planned(batch, multiples)
         if planned.reason is not None:
             self._check_whole(batch, planned.reason)
         refresh_copies(self._strategy, planned.copies)
-
-        def compute(batch: Share) -> Structure:
-            return self._replica_step(batch).compute(planned)
-
-        return run_in_replicas(self._strategy, compute, batch)
+        return run_in_replicas(
+            self._strategy,
+            lambda batch: self._replica_step(batch).compute(planned),
+            batch,
+        )
 
     def _planned(self, batch: Share, multiples: Multiples | None) -> PlannedStep:
         """Returns the model's step for batches like this one, of tensors or their types."""
-        reporter.enter(COMPILING)
         first = of_first_replica(self._strategy, batch)
-        type_of_part = type_of
-        if batch.rows is not None:
-            type_of_part = functools.partial(type_of_rows, count=batch.rows.shape[0])
-        spec = tf.nest.map_structure(type_of_part, without_optionals(first.batch))
+        spec = tf.nest.map_structure(
+            lambda value: (
+                type_of(value) if batch.rows is None else type_of_rows(value, batch.rows.shape[0])
+            ),
+            without_optionals(first.batch),
+        )
         return self._step.planned(spec, multiples)
 
     def _run_eagerly(self, batch: Share) -> Structure:

@@ -8,6 +8,7 @@ from typing import Any, Callable, NamedTuple
 import tensorflow as tf
 from tensorflow.types.experimental import ConcreteFunction
 
+from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import debug
 from slurm_resolver.tf.causes import OF_PEERS
@@ -24,6 +25,7 @@ from slurm_resolver.tf.partition.outside_graph import call_outside
 from slurm_resolver.tf.partition.step import plan_step, plan_whole
 from slurm_resolver.tf.partition.values import PlanError, names
 from slurm_resolver.tf.private_names import Method
+from slurm_resolver.tf.reporter import reporter
 
 _UNEQUAL = (
     "the tensors of a batch have different numbers of rows; it can be split only if these are the "
@@ -99,8 +101,8 @@ class TracedStep:
             multiples: see `StepFunction._multiples_of`; None if each replica computes all rows.
         """
         unknown = tf.nest.map_structure(type_of_rows, spec)
-        of_any_rows = repr((unknown, multiples))
-        of_these_rows = repr((spec, multiples))
+        of_any_rows = repr((unknown, multiples, self.fault))
+        of_these_rows = repr((spec, multiples, self.fault))
         planned = self._planned.get(of_any_rows) or self._planned.get(of_these_rows)
         if planned:
             return planned
@@ -123,11 +125,6 @@ class TracedStep:
             self._planned[of_these_rows] = planned
         return planned
 
-    def give_up(self, reason: str) -> None:
-        """Lets each replica compute all rows from now on."""
-        self.fault = reason
-        self._planned.clear()
-
     def run_eagerly(self, data: Structure) -> Structure:
         """Returns the result of a step that runs eagerly, as in one process."""
         return call_outside(lambda: self._take(data))
@@ -145,10 +142,9 @@ class TracedStep:
         Args:
             constant: why the number of rows has to be a constant; None if it has not.
         """
+        reporter.enter(COMPILING)
         sharing = self._strategy.sharing
-        reason = constant or self.fault or _reason_of_types(spec)
-        if multiples is None:
-            reason = reason or _UNEQUAL
+        reason = constant or self.fault or _reason_of_batch(spec, multiples)
         traced = self._trace(spec)
         self._check(traced.graph)
         if has(traced.graph, _draws_by_xla):
@@ -252,11 +248,11 @@ def type_of_rows(value: Any, count: int | None = None) -> tf.TypeSpec | None:
     return type(spec)(shape, spec.dtype)
 
 
-def _reason_of_types(spec: Structure) -> str | None:
+def _reason_of_batch(spec: Structure, multiples: Multiples | None) -> str | None:
     """Returns why batches of these types are computed whole: not all tensors have rows."""
-    if {tf.RaggedTensorSpec, tf.SparseTensorSpec}.isdisjoint(map(type, tf.nest.flatten(spec))):
-        return None
-    return "a tensor of its batches is ragged or sparse"
+    if not {tf.RaggedTensorSpec, tf.SparseTensorSpec}.isdisjoint(map(type, tf.nest.flatten(spec))):
+        return "a tensor of its batches is ragged or sparse"
+    return _UNEQUAL if multiples is None else None
 
 
 def reason_of(error: Exception) -> str:
@@ -280,10 +276,8 @@ def draws(operation: tf.Operation) -> bool:
 
 def _draws_by_xla(operation: tf.Operation) -> bool:
     """Whether an operation calls a function that XLA compiles and that draws."""
-    if operation.type not in CALLS or not operation.node_def.attr["_XlaMustCompile"].b:
-        return False
-    kinds = {one.type for one in with_called([operation])}
-    return not kinds.isdisjoint(_XLA_DRAWS)
+    is_compiled = operation.type in CALLS and operation.node_def.attr["_XlaMustCompile"].b
+    return is_compiled and any(one.type in _XLA_DRAWS for one in with_called([operation]))
 
 
 def draws_by_seed(operation: tf.Operation) -> bool:
