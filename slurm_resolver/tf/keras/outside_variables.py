@@ -31,34 +31,29 @@ def copies_of(strategy: Strategy, function: ConcreteFunction) -> Copies:
         FitError: in every worker, if their values differ from worker to worker.
     """
     extended = strategy.extended
+    by_handle = {id(variable.handle): variable for variable in function.variables}
     # TensorFlow has a set of them: these are in the order in which the step uses them.
-    places = {id(captured): place for place, captured in enumerate(function.captured_inputs)}
-    variables = sorted(function.variables, key=lambda variable: places.get(id(variable.handle), 0))
-    if strategy.of_several:
-        _compare_outside(strategy, variables)
-    copies = {}
-    for variable in variables:
-        values = list(strategy.experimental_local_results(extended.value_container(variable)))
-        for device in extended.worker_devices[len(values) :]:
-            with tf.device(device):
-                values.append(tf.Variable(variable, trainable=variable.trainable))
-        copies[id(variable.handle)] = values
-    return copies
-
-
-def _compare_outside(strategy: Strategy, variables: Sequence[tf.Variable]) -> None:
+    used = [key for key in map(id, function.captured_inputs) if key in by_handle]
     outside = [
-        (variable.name, variable)
-        for variable in variables
-        if not strategy.extended.variable_created_in_scope(variable)
+        (by_handle[key].name, by_handle[key])
+        for key in used
+        if not extended.variable_created_in_scope(by_handle[key])
     ]
-    if outside:
+    if outside and strategy.of_several:
         compare(
             strategy.workers,
             "in variables from outside strategy.scope()",
             list(measures(outside)),
             _REMEDY,
         )
+    copies = {}
+    for key in used:
+        variable = extended.value_container(by_handle[key])
+        copies[key] = list(strategy.experimental_local_results(variable))
+        for device in extended.worker_devices[len(copies[key]) :]:
+            with tf.device(device):
+                copies[key].append(tf.Variable(variable, trainable=variable.trainable))
+    return copies
 
 
 def refresh_copies(strategy: Strategy, copies: Copies) -> None:
