@@ -125,15 +125,18 @@ class ParameterServerStrategy(
         data = dataset_fn(
             tf.distribute.InputContext(num_replicas_in_sync=self.num_replicas_in_sync)
         )
-        is_finite = int(data.cardinality()) >= 0
-
-        def of_one(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            return dataset_fn(context).repeat(None if is_finite else 1)
+        repetitions = None if int(data.cardinality()) >= 0 else 1
 
         @functools.cache
         def of_workers() -> Iterator[object]:  # continues from one epoch to the next
             coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
-            return iter(coordinator.create_per_worker_dataset(lambda: distribute(of_one, options)))
+            return iter(
+                coordinator.create_per_worker_dataset(
+                    lambda: distribute(
+                        lambda context: dataset_fn(context).repeat(repetitions), options
+                    )
+                )
+            )
 
         data.of_workers = of_workers
         return data
