@@ -156,15 +156,6 @@ class MultiWorkerMirroredStrategy(
         prepare(self)
         reporter.start(cluster_resolver, on_stall)
 
-    def _sharing(self, bytes_per_pack: int) -> Sharing:
-        local = len(self.extended.worker_devices)
-        return Sharing(
-            first_replica=self.workers.index * local,
-            local_replicas=local,
-            replicas=self.num_replicas_in_sync,
-            bytes_per_bucket=bytes_per_pack or BYTES_PER_BUCKET,
-        )
-
     def _take_optimizers(self) -> None:
         """Lets optimizers train models of the scope in steps that are traced as in one process.
 
