@@ -42,7 +42,11 @@ def _is_each_row(op: Operation, number: int) -> bool:
 
 
 def _copies(op: Operation, axis: int) -> Split | None:
-    """Returns how rows are copied; None if the second input is not the numbers of all rows."""
+    """Returns how rows are copied; None if the second input is not the numbers of all rows.
+
+    Args:
+        axis: of the first input; rows along it are taken one after another.
+    """
     value = op.values[0]
     if value != rows(axis) or op.rank(1) != 1 or not _is_each_row(op, op.node.inputs[1]):
         return None
@@ -93,7 +97,8 @@ def at_places(op: Operation, indices: int, equation: str, *, adds: bool = False)
     depth = op.tensor(indices).shape[-1]
     if depth is None:
         raise NotByPartError("an unknown size")
-    # Places that begin with the number of their row are stacked of columns.
+    # Places that begin with the number of their row are stacked of columns, of which the first one
+    # is `tf.range(N)`.
     kind, columns = op.sizes.flat.made(op.node.inputs[indices])
     is_own = (
         kind in ("ConcatV2", "Pack")
