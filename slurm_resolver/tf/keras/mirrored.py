@@ -30,7 +30,7 @@ from slurm_resolver.tf.keras.metrics import adding_up
 from slurm_resolver.tf.keras.one_process import is_one_process, place_slot, update_once
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.protocols import EpochIterator, Model
-from slurm_resolver.tf.keras.sharing import BYTES_PER_BUCKET, NO_SEED, Sharing, is_one_of
+from slurm_resolver.tf.keras.sharing import NO_SEED, is_one_of
 from slurm_resolver.tf.keras.step_comparison import Comparison
 from slurm_resolver.tf.keras.step_function import StepFunction
 from slurm_resolver.tf.keras.sums import gather_small_tensors
