@@ -209,7 +209,7 @@ class ReplicaStep:
         i mod N.
 
         Args:
-            multiples: m of each tensor that has rows; see `StepFunction._multiples_of`.
+            multiples: m of each tensor that has rows; see `StepFunction`.
         """
         batch = self._batch
         sharing = self._sharing

@@ -53,7 +53,7 @@ class PlannedStep(NamedTuple):
         plan: of its graph; None if each worker calls the step itself.
         reason: why each replica computes all rows; None if each computes its own.
         copies: the variables of the replicas.
-        multiples: see `StepFunction._multiples_of`.
+        multiples: see `StepFunction`.
         takes_any_rows: whether it is traced for any number of rows.
     """
 
@@ -98,7 +98,7 @@ class TracedStep:
 
         Args:
             spec: the types of the whole batch's tensors, in the batch's structure.
-            multiples: see `StepFunction._multiples_of`; None if each replica computes all rows.
+            multiples: see `StepFunction`; None if each replica computes all rows.
         """
         unknown = tf.nest.map_structure(type_of_rows, spec)
         of_any_rows = repr((unknown, multiples, self.fault))
