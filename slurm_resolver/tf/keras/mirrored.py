@@ -30,7 +30,7 @@ from slurm_resolver.tf.keras.metrics import adding_up
 from slurm_resolver.tf.keras.one_process import is_one_process, place_slot, update_once
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.protocols import EpochIterator, Model
-from slurm_resolver.tf.keras.sharing import NO_SEED, is_one_of
+from slurm_resolver.tf.keras.sharing import BYTES_PER_BUCKET, NO_SEED, Sharing, is_one_of
 from slurm_resolver.tf.keras.step_comparison import Comparison
 from slurm_resolver.tf.keras.step_function import StepFunction
 from slurm_resolver.tf.keras.sums import gather_small_tensors
@@ -144,7 +144,14 @@ class MultiWorkerMirroredStrategy(
         # handler, such as that of a PyDataset with `use_multiprocessing`.
         signals.end_children_by_sigterm(signal.SIG_DFL, None)
         self.workers = Workers(self, group)
-        self.sharing = self._sharing(getattr(communication_options, "bytes_per_pack", 0))
+        local_replicas = len(self.extended.worker_devices)
+        self.sharing = Sharing(
+            first_replica=self.workers.index * local_replicas,
+            local_replicas=local_replicas,
+            replicas=self.num_replicas_in_sync,
+            bytes_per_bucket=getattr(communication_options, "bytes_per_pack", 0)
+            or BYTES_PER_BUCKET,
+        )
         self.of_several = len(self.workers.names) > 1
         self.unread: WorkerData | None = None  # until a model's function is made that reads it
         # How many seconds this worker has waited in its steps; GPUs end what they do unnoticed.
