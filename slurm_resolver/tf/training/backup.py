@@ -26,6 +26,7 @@ from slurm_resolver.log import warn, warn_once
 from slurm_resolver.start.keras_version import check_keras
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.protocols import EpochIterator, Logs
+from slurm_resolver.tf.keras.strategy_registry import sharing_of
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.training.callback_states import CallbackStates, set_values
 from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
@@ -277,9 +278,22 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             restore_random(self._saved["random"], self._before)
         self._before = None
 
-    def _metrics(self) -> list[keras.Variable]:
-        """Returns the variables of the model's metrics."""
-        return [variable for metric in self.model.metrics for variable in metric.variables]
+    def _metrics(self) -> list[tf.Variable]:
+        """Returns the variables of the model's metrics.
+
+        Under TensorFlow's MirroredStrategy, these are the parts of each replica: their sum is the
+        metric, and another split of it would have other last digits. Under the strategies of this
+        package, metrics are alike in all replicas.
+        """
+        strategy = self.model.distribute_strategy
+        variables = [
+            variable.value for metric in self.model.metrics for variable in metric.variables
+        ]
+        if sharing_of(strategy):
+            return variables
+        return [
+            part for variable in variables for part in strategy.experimental_local_results(variable)
+        ]
 
     def _collect(self) -> dict[str, Any]:
         """Returns what is saved besides variables; all ranks call it."""
