@@ -27,7 +27,12 @@ from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.differences import REMEDY_OF_DATA, Entry, compare
 from slurm_resolver.tf.keras.division import WorkerData, share_out
 from slurm_resolver.tf.keras.metrics import adding_up
-from slurm_resolver.tf.keras.one_process import is_one_process, place_slot, update_once
+from slurm_resolver.tf.keras.one_process import (
+    is_one_process,
+    place_beside,
+    place_slot,
+    update_once,
+)
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.protocols import EpochIterator, Model
 from slurm_resolver.tf.keras.sharing import BYTES_PER_BUCKET, NO_SEED, Sharing, is_one_of
@@ -164,13 +169,15 @@ class MultiWorkerMirroredStrategy(
         reporter.start(cluster_resolver, on_stall)
 
     def _take_optimizers(self) -> None:
-        """Lets optimizers train models of the scope in steps that are traced as in one process.
-
-        An optimizer from outside the scope has the default strategy.
-        """
-        for extended in (self.extended, tf.distribute.get_strategy().extended):
-            private_names.replace(extended, "update", update_once)
-            private_names.replace(extended, "colocate_vars_with", place_slot)
+        """Lets optimizers train models of the scope in steps that are traced as in one process."""
+        private_names.replace(self.extended, "update", update_once)
+        private_names.replace(
+            self.extended, "colocate_vars_with", functools.partial(place_slot, self)
+        )
+        # An optimizer from outside the scope has the default strategy.
+        default = tf.distribute.get_strategy().extended
+        private_names.replace(default, "update", update_once)
+        private_names.replace(default, "colocate_vars_with", place_beside)
 
     def _prepare_several(self, resolver: Any) -> None:
         """Prepares what workers do together: waits, small sums on CPUs, variables and seeds."""
@@ -194,12 +201,9 @@ class MultiWorkerMirroredStrategy(
         Raises:
             FitError: in every worker, if not all have the same number of batches.
         """
-        compare(
-            self.workers,
-            f"at the start of {self.workers.call}",
-            [Entry("the data", f"{iterator.num_batches or 'unknown'} batches")],
-            REMEDY_OF_DATA,
-        )
+        length = Entry("the data", f"{iterator.num_batches or 'unknown'} batches")
+        when = f"at the start of {self.workers.call}"
+        compare(self.workers, when, [length], REMEDY_OF_DATA)
         self.unread = share_out(
             dataset,
             self.sharing,

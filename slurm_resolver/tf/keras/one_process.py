@@ -49,20 +49,25 @@ def update_once(
     return function(local[0], *values, **(kwargs.get("kwargs") or {}))
 
 
-def place_slot(original: Method, variable: tf.Variable) -> Any:
+def place_slot(strategy: tf.distribute.Strategy, original: Method, variable: tf.Variable) -> Any:
     """Replaces a strategy's `extended.colocate_vars_with`, which an optimizer calls for its slots.
 
-    It must be called in the scope of the variable's strategy, which neither a step of one process
-    nor Keras' own callbacks enter. That of an optimizer from outside the scope is another one.
+    It must be called in the strategy's scope, which neither a step of one process nor Keras' own
+    callbacks enter.
     """
-    owner: Any = getattr(variable, "distribute_strategy", None)
     if is_one_process():
         return contextlib.nullcontext()
-    if not is_ours(owner):
-        return original(variable)
-    if not tf.distribute.has_strategy():
-        return owner.scope()
-    return owner.extended.colocate_vars_with.__wrapped__(variable)
+    return original(variable) if tf.distribute.has_strategy() else strategy.scope()
+
+
+def place_beside(original: Method, variable: tf.Variable) -> Any:
+    """Replaces the default strategy's `extended.colocate_vars_with`.
+
+    An optimizer from outside the scope calls it for the slots of a model from the scope.
+    """
+    if isinstance(variable, tf.distribute.DistributedValues):
+        return variable.distribute_strategy.extended.colocate_vars_with(variable)
+    return original(variable)
 
 
 def moments_of_own_rows(

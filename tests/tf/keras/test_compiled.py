@@ -54,8 +54,9 @@ def test_batch_has_the_graph_that_tensorflow_finds(writes: bool) -> None:
 def test_a_graph_runs_without_tensorflows_private_method(mocker: Any) -> None:
     mocker.patch.object(private_names.CALL_FLAT, "of", return_value=None)
     step = CompiledStep(compiled(described).get_concrete_function)
+    function = compiled(described)
     for batch in [*BATCHES, *BATCHES]:
-        assert step(batch) == described(batch)
+        assert step(batch) == function(batch)
 
 
 def test_graph_is_looked_for_once(mocker: Any) -> None:

@@ -5,15 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from slurm_resolver.tf.keras import strategy_registry
 from slurm_resolver.tf.keras.one_process import as_one_process, place_slot, update_once
 
 VARIABLE: Any = SimpleNamespace(values=("of replica 0", "of replica 1"))
-
-
-class Strategy:
-    def scope(self) -> str:
-        return "its scope"
+STRATEGY: Any = SimpleNamespace(scope=lambda: "its scope")
 
 
 def test_an_optimizer_updates_one_copy_of_a_variable() -> None:
@@ -32,9 +27,6 @@ def test_an_optimizer_updates_one_copy_of_a_variable() -> None:
 
 def test_slots_are_made_in_the_scope_outside_of_a_step() -> None:
     """In a step, the step makes them there."""
-    strategy: Any = Strategy()
-    strategy_registry.ours.add(strategy)
-    variable: Any = SimpleNamespace(distribute_strategy=strategy)
-    assert place_slot(print, variable) == "its scope"
+    assert place_slot(STRATEGY, print, VARIABLE) == "its scope"
     with as_one_process():
-        assert place_slot(print, variable) != "its scope"
+        assert place_slot(STRATEGY, print, VARIABLE) != "its scope"
