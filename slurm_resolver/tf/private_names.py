@@ -289,7 +289,6 @@ CATCH_STOP_ITERATION = ResumeName(
     "keras.src.trainers.epoch_iterator:EpochIterator.catch_stop_iteration(self)"
 )
 NUM_BATCHES = ResumeName("keras.src.trainers.epoch_iterator:EpochIterator()._num_batches")
-STEPS_SEEN = ResumeName("keras.src.trainers.epoch_iterator:EpochIterator()._steps_seen")
 STEPS_PER_EPOCH = ResumeName("keras.src.trainers.epoch_iterator:EpochIterator().steps_per_epoch")
 ARRAYS_BATCH_SIZE = ResumeName(
     "keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter.batch_size"

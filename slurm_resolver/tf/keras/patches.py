@@ -55,11 +55,12 @@ def _refuse_backend(*args: object, **kwargs: object) -> None:
     import keras
 
     backend = keras.backend.backend()
+    env = {"jax": "keras-distribution"}.get(backend, backend)
     raise KerasError(
         f"Keras computes with {backend} (KERAS_BACKEND, or keras.json), and a strategy of "
         "TensorFlow's cannot train its models: expected KERAS_BACKEND=tensorflow. To train with "
         f"{backend} on several nodes, leave the strategy out, and start with srun slurm-resolver "
-        "exec: its option --env lists the frameworks"
+        f"exec --env {env} -- python …"
     )
 
 
