@@ -53,6 +53,7 @@ _SEEDS = {
 SEED = "call keras.utils.set_random_seed(n) first"
 _ops = tf.Graph()  # knows TensorFlow's operations
 Nodes = dict[str, NodeDef]  # of a graph or a function, by name
+Bodies = dict[str, Nodes]  # of functions, by the function's name; "" is the dataset itself
 
 
 class Findings(NamedTuple):
@@ -74,12 +75,13 @@ def look_through(dataset: Dataset) -> Findings:
     graph = tf.compat.v1.GraphDef.FromString(serialized_graph(dataset))
     if not graph.node:
         return Findings(again=True)
-    functions = [function.node_def for function in graph.library.function]
-    bodies = [{node.name: node for node in nodes} for nodes in (graph.node, *functions)]
-    nodes = [node for body in bodies for node in body.values()]
+    bodies = {"": {node.name: node for node in graph.node}}
+    for function in graph.library.function:
+        bodies[function.signature.name] = {node.name: node for node in function.node_def}
+    nodes = [node for body in bodies.values() for node in body.values()]
     last = graph.node[-1]
     while last.op in _AT_ONCE:
-        last = bodies[0][last.input[0].split(":")[0]]
+        last = bodies[""][last.input[0].split(":")[0]]
     # A shuffle in a function is made anew with each call.
     late = any(node.op in _SHUFFLES and node.name != last.name for node in graph.node)
     return Findings(
@@ -129,20 +131,19 @@ def _checksum(nodes: Iterable[NodeDef]) -> int:
     return checksum
 
 
-def _find_other(dataset: Dataset, bodies: Iterable[Nodes], nodes: Iterable[NodeDef]) -> str:
+def _find_other(dataset: Dataset, bodies: Bodies, nodes: list[NodeDef]) -> str:
     """Returns why every run reads other data, and what to write; "" if none is known."""
-    in_threads = any(node.op.startswith(("ParallelMap", "ParallelInterleave")) for node in nodes)
-    for body in bodies:
+    for body in bodies.values():
         for node in body.values():
             seeds = _seeds_of(node, body)
             if seeds and not any(seeds):
                 return f"{node.op} in the data has no seed: {SEED}, and pass seed=n to it"
-            if in_threads and (is_random(node) or node.op.startswith("Rng")):
-                return (
-                    f"the data call {node.op}, from which the threads of a map with "
-                    "num_parallel_calls may draw in any order: leave out num_parallel_calls, or "
-                    "use tf.random.stateless_uniform and the like"
-                )
+    for node in _called([node for node in nodes if node.op.startswith("Parallel")], bodies):
+        if is_random(node) or node.op.startswith("Rng"):
+            return (
+                f"a map with num_parallel_calls calls {node.op}, from which several threads draw: "
+                "leave out num_parallel_calls, or use tf.random.stateless_uniform and the like"
+            )
     if dataset.options().deterministic is False or any(
         node.attr["deterministic"].s == b"false" for node in nodes
     ):
@@ -161,3 +162,13 @@ def _seeds_of(node: NodeDef, body: Nodes) -> list[int]:
         for source in sources
         if source.op == "Const"
     ]
+
+
+def _called(callers: list[NodeDef], bodies: Bodies) -> list[NodeDef]:
+    """Returns some nodes, and those of the functions that they call, and that these call."""
+    left = dict(bodies)
+    for node in callers:
+        for attr in node.attr.values():
+            for function in (attr.func, *attr.list.func):
+                callers += left.pop(function.name, {}).values() if function.name else []
+    return callers

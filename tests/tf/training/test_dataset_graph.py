@@ -29,6 +29,7 @@ DATASETS: Any = [
     (SHUFFLED.filter(lambda row: row > 1).take(5), False, ""),
     (ROWS.cache().shuffle(9, seed=1), False, ""),
     (ROWS.map(draw), False, ""),
+    (ROWS.map(draw).map(lambda row: row, num_parallel_calls=2), False, ""),
     (SHUFFLED.cache(), True, ""),
     (SHUFFLED.shuffle(9, seed=2), True, ""),
     (ROWS.concatenate(SHUFFLED), True, ""),
@@ -45,12 +46,12 @@ DATASETS: Any = [
     (
         ROWS.map(draw, num_parallel_calls=2),
         False,
-        "the data call RandomUniform, from which",
+        "a map with num_parallel_calls calls RandomUni",
     ),
     (
         ROWS.flat_map(lambda row: ROWS.map(draw, num_parallel_calls=2)),
         False,
-        "the data call RandomUniform, from which",
+        "a map with num_parallel_calls calls RandomUni",
     ),
     (
         ROWS.map(lambda row: row, num_parallel_calls=2, deterministic=False),
