@@ -27,8 +27,8 @@ def listen_at(port: int) -> socket.socket:
     )
 
 
-def connect_to(host: str, port: int, seconds: float) -> socket.socket:
-    """Connects as `socket.create_connection`.
+def connect_to(host: str, port: int, seconds: float, only_first: bool = False) -> socket.socket:
+    """Connects as `socket.create_connection`, but if wanted to the first address of a name only.
 
     `seconds` are those of an attempt; the look-up of the name comes before, and may take longer. It
     is not repeated after a success, as a task that reconnects has little time. The error has the
@@ -42,7 +42,7 @@ def connect_to(host: str, port: int, seconds: float) -> socket.socket:
     except (OSError, UnicodeError) as error:  # the latter if a part of the name is empty or long
         raise OSError(f"{error} at {host}") from None
     errors = []
-    for address in addresses:
+    for address in addresses[:1] if only_first else addresses:
         try:
             connection = socket.create_connection((address, port), seconds)
         except OSError as error:

@@ -53,7 +53,7 @@ def listening(task: Task) -> Iterator[str]:
 def call(address: str) -> socket:
     """Returns a connection to an address; what takes longer than some seconds there fails."""
     host, _, port = address.rpartition(":")
-    return connect_to(host, int(port), _CONNECT_SECONDS)
+    return connect_to(host, int(port), _CONNECT_SECONDS, only_first=True)
 
 
 def answers(address: str) -> bool:
