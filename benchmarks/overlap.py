@@ -5,11 +5,16 @@ of computing, which each worker does alone on its rows, and of sending, which is
 large as the gradients. Gradients go in buckets: with one bucket for all of them, nothing is sent
 before the last gradient is there.
 
+The forward pass has no gradients to send. It is about a third of computing, so a step in which
+everything else overlaps takes at least a third of computing, and all of sending: 4/3 of the longer
+of the two if these take exactly as long as each other.
+
 It needs the package, TensorFlow and a real Slurm.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 
 import report
@@ -24,6 +29,7 @@ WHAT = {
     "step": BUCKET,
     "step with one bucket": 2**40,
 }
+STEPS = ("step", "step with one bucket")
 
 
 def main() -> None:
@@ -32,13 +38,13 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8, help="dense layers [%(default)s]")
     parser.add_argument("--units", type=int, default=2048, help="of each layer [%(default)s]")
     text = "rows of each worker in a step [%(default)s]"
-    parser.add_argument("--rows", type=int, default=550, help=text)
+    parser.add_argument("--rows", type=int, nargs="+", default=[550, 1000], help=text)
     args = parser.parse_args()
     rows_of_table = []
     with start_hosts(WORKERS * len(WHAT)) as hosts:
-        for mbit in args.counts:
-            print(f"{mbit} Mbit/s …", flush=True)
-            sizes = {"layers": args.layers, "units": args.units, "rows": args.rows}
+        for mbit, rows in itertools.product(args.counts, args.rows):
+            print(f"{mbit} Mbit/s, {rows} rows …", flush=True)
+            sizes = {"layers": args.layers, "units": args.units, "rows": rows}
             variants = {
                 what: {"what": what, "bytes_per_pack": bucket, **sizes}
                 for what, bucket in WHAT.items()
@@ -49,16 +55,18 @@ def main() -> None:
                 measured = step.measure_in_turn(3, args.rounds)
                 hosts.limit_links(None)
             seconds = {what: [one.seconds for one in results] for what, results in measured.items()}
-            least = [max(pair) for pair in zip(seconds["computing"], seconds["sending"])]
+            pairs = list(zip(seconds["computing"], seconds["sending"]))
             ratios = [
-                statistics.median(one / other for one, other in zip(seconds[what], least))
-                for what in ("step", "step with one bucket")
+                [one / other for one, other in pairs],
+                *([one / max(pair) for one, pair in zip(seconds[what], pairs)] for what in STEPS),
             ]
-            medians = [f"{statistics.median(each):.2f}" for each in seconds.values()]
-            rows_of_table.append([f"{mbit:,}", *medians, *(f"{each:.2f}" for each in ratios)])
+            medians = [f"{statistics.median(each):.2f}" for each in (*seconds.values(), *ratios)]
+            rows_of_table.append([f"{mbit:,}", f"{rows:,}", *medians])
     headings = [
         "Mbit/s",
+        "rows",
         *(f"{what}, s" for what in WHAT),
+        "computing ÷ sending",
         "step ÷ longer part",
         "with one bucket",
     ]
