@@ -86,7 +86,7 @@ def by_equation(op: Operation, equation: str, *, adds: bool = False) -> Split:
 
 def _term(op: Operation, place: int, term: str) -> str:
     """Returns a term of an equation with a character for each axis."""
-    named = term.strip(".*")
+    named = re.sub("[.*]", "", term)
     others = 0 if named == term else op.rank(place) - len(named)
     return term.replace("...", _OTHER_AXES[:others][::-1]).replace("*", "_" * others)
 

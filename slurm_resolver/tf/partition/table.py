@@ -81,13 +81,11 @@ EQUATIONS = """
     ImageProjectiveTransformV3          N*,N*->N*
     InTopKV2                            N*,N->N
     LRN                                 N*->N*
-    LookupTableFindV2                   ,N*,->N*
     MaxPool                             N*->N*
     MaxPool3D                           N*->N*
     MaxPool3DGrad                       N*,N*,N*->N*
     MaxPoolGrad                         N*,N*,N*->N*
     MaxPoolGradGrad                     N*,N*,N*->N*
-    ResourceGather                      ,N*->N*
     ResizeArea                          N*->N*
     ResizeBicubic                       N*->N*
     ResizeBilinear                      N*->N*
@@ -124,6 +122,7 @@ RULES: Rules = {
     "ExpandDims": lambda op: moving.inserted(op, *op.axes(1, RESULT)),
     "GatherNd": lambda op: indexing.at_places(op, 1, "T,P->E"),
     "GatherV2": indexing.gather,
+    "LookupTableFindV2 ResourceGather": indexing.gather_of_variable,
     # Any axis but that of the rows can be padded.
     "MirrorPad MirrorPadGrad Pad PadV2": lambda op: rules.combined(
         op, np.flatnonzero(np.any(op.constant(1), axis=1)).tolist()

@@ -205,6 +205,7 @@ raw.BatchMatMulV3(x=x, y=tf.transpose(y, [0, 2, 1]), Tout=tf.float32)
 tf.einsum("nab,bc->nac", x, WEIGHTS)
 tf.einsum("nab,nab->b", x, y)
 tf.einsum("...ab,...cb->...ac", x, y)
+tf.einsum("t...i->t...", tf.transpose(x, [1, 0, 2]))
 tf.einsum("bac,nab->nc", tf.reshape(tf.range(48.0), [6, 4, 2]), x)
 tf.nn.conv2d(image, KERNEL, 2, "SAME")
 tf.nn.conv2d(image, KERNEL, 1, "VALID")
@@ -276,6 +277,8 @@ tf.gather(last(x), [0, 2])
 tf.gather(x, whole % 4, axis=1, batch_dims=1)
 tf.gather(VARIABLE, index)
 LOOKUP.lookup(index)
+LOOKUP.lookup(tf.stack([index, index + 1]))
+tf.gather(VARIABLE, tf.stack([index, index]))
 tf.identity_n([x, y * 2.0])[1]
 tf.stack([x, y])
 tf.stack([x, y], 1)
@@ -601,3 +604,22 @@ def round_of(text: str) -> Expression:
 def test_a_loop_over_rows_that_uses_other_rows_equals_one_process() -> None:
     lines = ROUNDS.split("\n")[1:-1]
     check_results({line: round_of(line) for line in lines}, ["x"])
+
+
+def list_with(*elements: Any) -> Any:
+    found = raw.EmptyTensorList(
+        element_shape=-1,
+        max_num_elements=-1,
+        element_dtype=tf.variant,
+    )
+    for element in elements:
+        found = raw.TensorListPushBack(input_handle=found, tensor=element)
+    return found
+
+
+def test_a_loop_that_puts_a_list_into_another_in_each_round_is_not_planned() -> None:
+    text = "tf.while_loop(lambda i, _: i < 3, lambda i, a: (i + 1, list_with(a)), (0, list_with()))"
+    length = f"raw.TensorListLength(input_handle={text}[1])"
+    traced = trace({length: expression_of(length)}, ["x"])
+    with pytest.raises(PlanError, match="another value in each round"):
+        plan_step(traced)
