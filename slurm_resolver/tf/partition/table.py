@@ -161,6 +161,9 @@ RULES: Rules = {
     "GatherNd": lambda op: indexing.at_places(op, 1, "T,P->E"),
     "GatherV2": indexing.gather,
     "LookupTableFindV2 ResourceGather": indexing.gather_of_variable,
+    "MatrixDiagPartV3": lambda op: rules.diagonals(op, 1, "...__->...D"),
+    "MatrixDiagV3": lambda op: rules.diagonals(op, 1, "...D->...__"),
+    "MatrixSetDiagV3": lambda op: rules.diagonals(op, 2, "...__,...D->...__"),
     # Any axis but that of the rows can be padded.
     "MirrorPad MirrorPadGrad Pad PadV2": lambda op: rules.combined(
         op, np.flatnonzero(np.any(op.constant(1), axis=1)).tolist()
