@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pickle
 from collections.abc import Mapping
 from typing import Any, Callable
 
@@ -125,7 +126,13 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
 
     def deserialize(self, string_value: bytes) -> None:
         """Restores what TensorFlow has saved."""
-        self.epoch, self.step, self.drawn, self.batch_size, self.more = unpack(string_value)
+        try:
+            position = unpack(string_value)
+        except pickle.UnpicklingError as error:
+            raise ResumeError(
+                f"it was saved by another version of slurm_resolver ({error})"
+            ) from error
+        self.epoch, self.step, self.drawn, self.batch_size, self.more = position
 
     def restore_again(self) -> None:
         """Gives the variables the values of the checkpoint again, if there is one."""
@@ -251,7 +258,10 @@ def batch_size_of(data: Any) -> int:
     """
     # A strategy's dataset holds the one that it distributes.
     whole = private_names.ORIGINAL_DATASET.of(data, data)
-    return int(private_names.BATCH_SIZE.of(without(whole, _BATCH_BY_BATCH), 0))
+    try:
+        return int(private_names.BATCH_SIZE.of(without(whole, _BATCH_BY_BATCH), 0))
+    except (TypeError, ValueError):  # a tensor without a value yet
+        return 0
 
 
 class _QuietHandler(

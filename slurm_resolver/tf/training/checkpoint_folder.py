@@ -102,14 +102,15 @@ class CheckpointFolder:
                 f"{path}: {damage}, as seen by {rank}" for rank, damage in seen.items() if damage
             ]
             if not found:
+                if damages and self._ranks.leads:
+                    warn(
+                        "a checkpoint cannot be read (%s); it is left as it is, and %s is used "
+                        "instead",
+                        "; ".join(damages),
+                        path,
+                    )
                 return path
             damages.append(found[0])
-            if self._ranks.leads:
-                warn(
-                    "a checkpoint cannot be read (%s); it is left as it is, and the one before it "
-                    "is used",
-                    found[0],
-                )
         if damages:
             raise ResumeError(
                 f"none of the checkpoints in {self.directory!r} can be read: {'; '.join(damages)}. "

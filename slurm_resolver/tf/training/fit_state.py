@@ -1,6 +1,6 @@
 """The state of Keras' `fit` in a checkpoint, besides variables: plain values, pickled.
 
-Plain values are None, numbers, texts, NumPy arrays, and lists, tuples, sets and dicts of them.
+Plain values are None, numbers, strings, NumPy arrays, and lists, tuples, sets and dicts of them.
 Reading them runs no code that the checkpoint names, but for the functions that make NumPy's arrays.
 """
 
@@ -11,13 +11,22 @@ import pickle
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
+# Importing another module of NumPy may run a program.
+_MODULES = (
+    "numpy",
+    "numpy.core.multiarray",
+    "numpy._core.multiarray",
+    "ml_dtypes",
+)
 # What makes arrays and NumPy's scalars.
 _OF_NUMPY = (
     np.ndarray,
     np.dtype,
     np.zeros(0).__reduce__()[0],
     np.float32(0).__reduce__()[0],
+    tf.bfloat16.as_numpy_dtype,
 )
 
 
@@ -36,7 +45,7 @@ def unpack(packed: bytes) -> Any:
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Returns a function or class of NumPy's arrays; raises an error for all others."""
-        if module.split(".")[0] == "numpy":
+        if module in _MODULES:
             found = super().find_class(module, name)
             if found in _OF_NUMPY:
                 return found

@@ -275,7 +275,8 @@ def test_a_damaged_checkpoint_is_left_and_the_one_before_is_used(
     if (name, damage) != (INDEX, Path.unlink):  # files without an index are no checkpoint
         (text,) = [text for text in caplog.messages if "cannot be read" in text]
         assert re.search(
-            rf"\({folder}/ckpt-4: .*; it is left as it is, and the one before it is used", text
+            rf"\({folder}/ckpt-4: .*; it is left as it is, and {folder}/ckpt-3 is used instead",
+            text,
         )
         # the next save gets a new number, and the next start resumes from it
         assert {path.name: path.read_bytes() for path in folder.glob("ckpt-4*")} == left
@@ -300,7 +301,9 @@ def test_checkpoints_are_found_without_the_file_that_lists_them(folder: Path, da
     assert train(folder) == END
 
 
-def test_if_none_can_be_read_the_error_says_what_is_wrong_with_each(folder: Path) -> None:
+def test_if_none_can_be_read_the_error_says_what_is_wrong_with_each(
+    folder: Path, caplog: Logged
+) -> None:
     flip(folder / DATA)
     cut(folder / "ckpt-3.index")
     with pytest.raises(
@@ -308,6 +311,15 @@ def test_if_none_can_be_read_the_error_says_what_is_wrong_with_each(folder: Path
         match=r"none of the checkpoints in .*/ckpt-4: .*hecksum.*; .*/ckpt-3: .*sstable",
     ):
         train(folder)
+    assert "is used instead" not in caplog.text
+
+
+def test_a_checkpoint_of_another_version_says_so(trainings: Trainings, monkeypatch: Patch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "pack", lambda value: b'{"epoch": 1}')
+        trainings.train(JOB, 1)
+    with pytest.raises(ResumeError, match=r"ckpt-1: .*saved by another version of slurm_resolver"):
+        trainings.train(JOB, 1)
 
 
 def open_folder(folder: Path, checkpoint: Any, **of_ranks: Any) -> CheckpointFolder:
