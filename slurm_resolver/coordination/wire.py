@@ -2,7 +2,8 @@ r"""What a task and the coordination service send each other: JSON objects, one 
 
 A connection begins with a mutual handshake, in which the secret itself is never sent::
 
-    service: {"protocol": 2, "identity": I, "challenge": N, "offer": munge's credential}
+    service: {"protocol": 2, "identity": I, "challenge": N,
+              "offer": {"key": its name, "credential": munge's}}
     task:    {"rank": 3, "process": "71 X", "challenge": M,
               "proof": HMAC(secret, "task" N and all of the above)}
     service: {"proof": HMAC(secret, "service" N and the same), "rank": 0, "service": its name}

@@ -342,8 +342,9 @@ def munged(environ: Patch) -> Iterator[Munged]:
 def test_munge(environ: Patch, munged: Munged) -> None:
     service = secret.Secret()
     for _ in range(2):  # munged calls the second credential replayed
-        secret._decrypt.cache_clear()
+        secret._keys.clear()
         assert secret.accept_offer(service.offer) == service.key
+    service.renew()
     munged.process.send_signal(signal.SIGSTOP)
     assert secret.accept_offer(service.offer) == service.key  # known from before
     with pytest.raises(RendezvousError, match=r"`munge` failed on this node: .*timed out"):
@@ -355,7 +356,7 @@ def test_a_credential_without_a_key(munged: Munged, credential: str | bytes) -> 
     if isinstance(credential, bytes):
         credential = munged.munge(credential, os.geteuid())
     with pytest.raises(RendezvousError, match="munge"):
-        secret.accept_offer(credential)
+        secret.accept_offer({"key": "new", "credential": credential})
 
 
 def test_a_short_secret(environ: Patch) -> None:
@@ -365,14 +366,14 @@ def test_a_short_secret(environ: Patch) -> None:
 
 
 def test_a_task_with_munge_takes_nothing_else(munged: Munged) -> None:
-    assert len(secret.accept_offer("")) == 32
+    assert len(secret.accept_offer({})) == 32
 
 
 @pytest.mark.root
 def test_what_munge_says_of_another_user_is_not_the_secret(munged: Munged) -> None:
     theirs = munged.munge(b"0" * 64, uid=65534)
     with pytest.raises(RendezvousError, match="munge credential is another user's"):
-        secret.accept_offer(theirs)
+        secret.accept_offer({"key": "new", "credential": theirs})
 
 
 # Strangers
