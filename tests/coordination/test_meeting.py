@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
 import pytest
-from captured import Patch
+from captured import Logged, Patch
 from kinds import Fields, Strings
 from munged import Munged, running_munged
 
@@ -492,7 +492,7 @@ def test_without_a_secret_nobody_else_represents_a_task_that_has_a_program(step:
 
 
 def test_a_stranger_that_holds_the_port_and_drips_ends_the_start(
-    port: int, monkeypatch: Patch
+    port: int, monkeypatch: Patch, caplog: Logged
 ) -> None:
     monkeypatch.setattr(client, "_PORT_SECONDS", 0.1)
     monkeypatch.setattr(wire, "HANDSHAKE_SECONDS", 0.5)
@@ -510,5 +510,9 @@ def test_a_stranger_that_holds_the_port_and_drips_ends_the_start(
             daemon=True,
         ).start()
         address = ServiceAddress("127.0.0.1", port, "here", IDENTITY, 2, 0, True)
-        with pytest.raises(RendezvousError, match=f"cannot listen at port {port} of this node"):
-            client.connect(address).gather("the start", None, 60.0)
+        connected = client.connect(address)
+        connected.wait_for(lambda: connected.refusal, 60.0)
+        problem = f"cannot listen at port {port} of this node: Address already in use"
+        assert problem in caplog.text
+        with pytest.raises(RendezvousError, match=problem):
+            connected.gather("the start", None, 60.0)
