@@ -221,6 +221,8 @@ class Client:
                     self._attend(connection, answer)
             except RefusedError as error:
                 self.refusal = str(error)
+                if self._gone_at < inf:  # the service has given up this task since
+                    self._end_training(self.address.rank, self.refusal)
             except (OSError, RendezvousError) as error:
                 self._take_failure(error)
                 if self.address.hosts_service and not self.service and monotonic() > until:
@@ -301,7 +303,11 @@ class Client:
         """Notes that the process of the service is lost."""
         self._gone_at = inf
         self._end = why
-        self._dispatch({"gone": self._service_rank, "why": why, "service": True})
+        self._end_training(self._service_rank, why)
+
+    def _end_training(self, rank: int, why: str) -> None:
+        """Tells those who listen that a task is lost, and the service with it."""
+        self._dispatch({"gone": rank, "why": why, "service": True})
 
     def _dispatch(self, message: Message) -> None:
         """Takes a message of the service, and passes it on to those who listen."""

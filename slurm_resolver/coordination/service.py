@@ -108,6 +108,8 @@ class Service:
             "progress": self._monitor.message,
             "told": self._tell,
         }
+        # why processes have failed or are lost; a lost one may return
+        self._failures: dict[str, str] = {}
         # the ranks whose goodbyes the others are not told yet
         self._departed: list[int] = []
         # what tasks tell all others, by topic and rank
@@ -229,6 +231,8 @@ class Service:
         link = self._tasks.links.get(rank)
         if link and link.process == process:  # it returns
             return answer
+        if process in self._failures:  # it returns too late
+            return {"refused": f"it has given up this task ({self._failures[process]})"}
         if link and link.writer:
             return {
                 "refused": f"rank {rank} is represented by process {link.process.split()[0]}, "
@@ -304,12 +308,15 @@ class Service:
 
     def _end(self, rank: int, failure: str) -> None:
         """Notes the end of a process, and tells the others."""
+        link = self._tasks.links[rank]
         if failure:
             self._tasks.send(None, {"gone": rank, "why": failure})
+            self._failures[link.process] = failure
         else:
             self._departed.append(rank)
         # It may be stopped: it learns the reason once it continues.
-        self._tasks.links.pop(rank).close()
+        link.close()
+        del self._tasks.links[rank]
         self._tasks.endings[rank] = failure or "it has ended"
         self._rounds.ended()
         self._training.ended(rank, failure)

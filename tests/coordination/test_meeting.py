@@ -124,6 +124,16 @@ for number, _ in sockets_at(port):
     socket.socket(fileno=os.dup(number)).setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
 os._exit(1)
 """
+# Its network fails for some seconds.
+CUT_OFF = """
+from slurm_resolver.coordination import client as module
+module._PAUSE = 4.0
+client._connection.socket.shutdown(2)
+lost = []
+client.listen("gone", lost.append)
+client.wait_for(lambda: lost)
+tell(f"rank {lost[0]['gone']}: {lost[0]['why']}")
+"""
 PATIENT = "gather(None)"
 CHILD = "os.close(0), os.close(1), os.close(2), time.sleep(20), os._exit(0)"
 
@@ -176,6 +186,17 @@ CASES = {
             "rank 2 is gone, and cannot take part in the start: its connection was reset, and it "
             "has not returned for 1.5 s.",
         ),
+    ),
+    "one returns too late": Case(
+        [f"{PATIENT}; time.sleep(5)", PATIENT, CUT_OFF],
+        {
+            **dict.fromkeys(
+                range(2),
+                "rank 2 is gone, and cannot take part in the start: its process has ended.",
+            ),
+            2: f"rank 2: {SERVICE} refuses this process: it has given up this task "
+            "(its process has ended).",
+        },
     ),
     "the connections of the service are reset": Case(
         [f"time.sleep(1)\n{RESET}", PATIENT, PATIENT],
