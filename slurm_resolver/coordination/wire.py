@@ -103,14 +103,17 @@ def is_proof(proof: object, *proven: Any) -> bool:
 
 
 def pack(values: Iterable[str]) -> str:
-    """Returns JSON texts as one short text: most tasks give the same."""
-    return b64encode(compress(f"[{','.join(values)}]".encode(), 1)).decode()
+    """Returns JSON texts as one short text: each distinct text once, and its number by rank."""
+    numbers: dict[str, int] = {}
+    index = [numbers.setdefault(value, len(numbers)) for value in values]
+    text = f"[[{','.join(numbers)}],{dumps(index)}]"
+    return b64encode(compress(text.encode(), 1)).decode()
 
 
 def unpack(packed: str) -> list[Any]:
     """Returns the values that `pack` was given."""
-    values: list[Any] = loads(decompress(b64decode(packed)))
-    return values
+    distinct, index = loads(decompress(b64decode(packed)))
+    return [distinct[number] for number in index]
 
 
 class Connection:
@@ -121,7 +124,7 @@ class Connection:
         self._arrival = poll()
         self._arrival.register(sock, POLLIN)
         # what has come of the next message, and perhaps beyond it
-        self._received = b""
+        self.received = b""
 
     def send(self, message: Message) -> None:
         """Sends a message; raises OSError if the connection has failed."""
@@ -137,16 +140,16 @@ class Connection:
         Raises ConnectionError at the end of the connection, and ValueError for another program's
         answer.
         """
-        while b"\n" not in self._received:
+        while b"\n" not in self.received:
             if not self._arrival.poll(1000 * max(until - monotonic(), 0.001)):
                 return None
             piece = self.socket.recv(MOST_BYTES)
             if not piece:
                 raise ConnectionError("it closed the connection")
-            self._received += piece
-            if len(self._received) > _MOST_ANSWER_BYTES:
+            self.received += piece
+            if len(self.received) > _MOST_ANSWER_BYTES:
                 raise ConnectionError(_STRANGER)
-        line, _, self._received = self._received.partition(b"\n")
+        line, _, self.received = self.received.partition(b"\n")
         message: Message = loads(line)
         return message
 
@@ -195,9 +198,9 @@ def _shake(
 def _expect(connection: Connection, address: ServiceAddress) -> Message:
     """Returns the next message of this step's service in the handshake."""
     message = connection.receive(monotonic() + HANDSHAKE_SECONDS)
-    if message is None:
+    if message is None and not connection.received:
         raise TimeoutError(NO_ANSWER)
-    if message["protocol"] != PROTOCOL:
+    if message is None or message["protocol"] != PROTOCOL:
         raise ConnectionError(_STRANGER)
     if message["identity"] != address.identity:
         raise ConnectionError(

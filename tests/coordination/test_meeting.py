@@ -258,6 +258,14 @@ def test_a_look_up_that_takes_long(step: Step, environ: Patch) -> None:
     assert len(looked_up) == 1
 
 
+def test_an_equal_value_of_all_tasks_is_sent_once() -> None:
+    text = json.dumps(secrets.token_hex(1000))
+    values = [text] * 1000 + ["null"]
+    packed = wire.pack(values)
+    assert wire.unpack(packed) == [json.loads(value) for value in values]
+    assert len(packed) < 2 * len(text)
+
+
 def test_an_impossible_name_is_told(environ: Patch) -> None:
     """As `--node-address=..cluster` makes it."""
     environ.setenv(secret.VARIABLE, KEY)
@@ -535,5 +543,6 @@ def test_a_stranger_that_holds_the_port_and_drips_ends_the_start(
         connected.wait_for(lambda: connected.refusal, 60.0)
         problem = f"cannot listen at port {port} of this node: Address already in use"
         assert problem in caplog.text
+        assert connected.problem.startswith("another program or another version")
         with pytest.raises(RendezvousError, match=problem):
             connected.gather("the start", None, 60.0)
