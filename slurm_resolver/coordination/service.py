@@ -80,8 +80,7 @@ class Service:
     _pings_at = 0.0
     # why it cannot serve: the secret cannot be obtained, or too few files may be open
     _problem = ""
-    # how many processes know that, and until when it waits for the others, at its end
-    _informed = 0
+    # until when it waits, at its end, for the tasks to learn that
     _inform_until = inf
 
     def __init__(self, address: ServiceAddress, name_of: NameOf) -> None:
@@ -95,6 +94,8 @@ class Service:
             _allow_connections(address)
         except RendezvousError as error:
             self._problem = str(error).rstrip(".")
+        # the ranks that know the problem
+        self._informed: set[object] = set()
         self._address = address
         self._tasks = Tasks(address, name_of)
         # what the messages of the tasks are for
@@ -176,7 +177,8 @@ class Service:
         """Whether tasks have to learn how the training ends, or that the service cannot start."""
         if not self._problem:
             return self._training.has_to_tell()
-        return self._informed < self._address.num_tasks and monotonic() < self._inform_until
+        all_know = self._informed.issuperset(range(self._address.num_tasks))
+        return not all_know and monotonic() < self._inform_until
 
     async def _admit(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Serves one connection: a task's, an observer's or a stranger's."""
@@ -199,8 +201,8 @@ class Service:
         """Admits the process that connects, once it has proved the secret."""
         greeting = {"protocol": PROTOCOL, "identity": self._address.identity}
         if self._problem:
-            self._informed += 1
             _send(writer, {**greeting, "refused": f"it cannot start: {self._problem}"})
+            self._informed.add((await _receive(reader))["rank"])
             return None
         if monotonic() > self._secret.renew_at:  # munge may take long
             await get_running_loop().run_in_executor(None, self._secret.renew)

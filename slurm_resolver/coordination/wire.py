@@ -10,8 +10,9 @@ A connection begins with a mutual handshake, in which the secret itself is never
              and what an observer asks for
 
 The task names its process by the id and a random number. An observer has the rank -1.
-A service that cannot start greets with {"protocol": 2, "identity": I, "refused": "why"}. Instead of
-the last message, the service may say {"refused": "why"}, or {"later": "why"}: the task tries again.
+A service that cannot start greets with {"protocol": 2, "identity": I, "refused": "why"}, and the
+task answers with {"rank": 3}, so that the service ends once all tasks know. Instead of the last
+message, the service may say {"refused": "why"}, or {"later": "why"}: the task tries again.
 All messages of the service up to here have its protocol and identity.
 
 Both challenges are random, so no proof is valid twice. After the handshake, the first key says what
@@ -50,6 +51,7 @@ from __future__ import annotations
 import hmac
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
+from contextlib import suppress
 from json import dumps, loads
 from secrets import token_hex
 from select import POLLIN, poll
@@ -207,6 +209,8 @@ def _expect(connection: Connection, address: ServiceAddress) -> Message:
             "a service answers there, but it belongs to another step, or another start"
         )
     if "refused" in message:
+        with suppress(OSError):
+            connection.send({"rank": address.rank})
         raise RefusedError(f"{address.name} refuses this process: {message['refused']}.")
     if "later" in message:
         raise ConnectionError(message["later"])

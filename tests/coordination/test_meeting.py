@@ -508,6 +508,19 @@ def test_strangers_change_nothing(step: Step, stranger: Callable[[int], None]) -
     assert serving.process.returncode == 0
 
 
+def test_a_service_that_cannot_start_tells_each_task_why(step: Step) -> None:
+    step.secret = {secret.VARIABLE: "short"}
+    step.num_tasks = 2
+    serving = step.start(0, "")
+    for _ in range(2):
+        assert b"cannot start" in dial(step.port).recv(1000)
+    (told,) = step.start(1, GATHER).says()
+    why = f"{secret.VARIABLE} has 5 characters; expected"
+    service = SERVICE.format(port=step.port)
+    assert told.startswith(f"{service} refuses this process: it cannot start: {why}")
+    assert serving.ends() == ([], [])
+
+
 def test_without_a_secret_nobody_else_represents_a_task_that_has_a_program(step: Step) -> None:
     step.secret = {secret.MUNGE_SOCKET_VARIABLE: "/nowhere"}
     step.num_tasks = 2
