@@ -38,6 +38,8 @@ IN_BOTH = {
     "other_data": "in the data: 4 batches in worker 0, 2 batches in worker 1",
     "other_rows": "the workers differ in step 1 of epoch 1, in the digest of x: ",
     "own_data": "in the data: 4 batches in worker 0, 2 batches in worker 1",
+    "divided_eagerly": "The workers have already divided the data: change this before the call",
+    "metric_in_function": "tf.function in a step reads or resets the metric 'watched', which",
     "own_data_eagerly": "Each worker reads its own data, so none has a whole batch. Use Auto",
     "other_rate": "in step 1 of epoch 1, in the learning rate: 0.01 in worker 0, 0.1 in worker 1",
     "other_seeds": "in the seeds of tf.random: [(1, ",
