@@ -80,6 +80,11 @@ def test_every_worker_says_what_is_wrong(workers: Records, name: str) -> None:
         assert IN_BOTH[name] in worker[name]
 
 
+def test_callbacks_that_differ_are_named(workers: Records) -> None:
+    for worker in workers:
+        assert worker["other_weights"].endswith(" Callbacks: none in worker 0, Does in worker 1.")
+
+
 def test_what_fails_everywhere_fails_with_its_own_error_and_the_workers_go_on(
     workers: Records,
 ) -> None:
