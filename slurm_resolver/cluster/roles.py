@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 
 from slurm_resolver.cluster.layout import Layout, Ranks
 from slurm_resolver.cluster.options import ClusterOptions, JobCounts
@@ -88,12 +89,14 @@ def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> 
                     "tasks in this component."
                 )
         if spreads and job == "ps":
-            # In every round each node gives its lowest free rank.
-            rounds: list[float] = list(layout.local_rank_of)
-            for node in [layout.node_of[rank] for rank in chief]:
-                for rank in layout.ranks_on(node):
-                    rounds[rank] -= 0.5
-            candidates = sorted(candidates, key=rounds.__getitem__)
+            # In every round each node gives its lowest free rank, the chief's node last.
+            chiefs = {layout.node_of[rank] for rank in chief}
+            rounds: dict[int, Iterator[int]] = defaultdict(itertools.count)
+            places = []
+            for rank in candidates:
+                node = layout.node_of[rank]
+                places.append((next(rounds[node]), node in chiefs, rank))
+            candidates = [rank for _, _, rank in sorted(places)]
         if candidates is free:
             roles[job] = free[:count]
             free = free[count:]

@@ -175,6 +175,16 @@ def heterogeneous() -> Layout:
             {"chief": 2, "ps": 2},
             "w0 w1 c0 w2 p0",
         ),
+        # a parameter server on each node, though a worker has the first rank of one
+        (
+            {
+                "evaluator": 1,
+                "ps": 3,
+                "worker": 1,
+            },
+            {"worker": 2},
+            "p0 e0 w0 p1 p2",
+        ),
     ],
 )
 def test_het_groups(jobs: Counts, het_groups: Counts, played: str) -> None:
