@@ -179,6 +179,8 @@ def _find_layout(step: SlurmStep, options: ClusterOptions, service: ServiceAddre
         may_meet = options.layout == "auto" and step.is_live
         try:
             layout = layout_from_environment(step)
+            if options.tasks_per_node is not None:
+                layout = layout._replace(source="tasks_per_node")
             verify_layout(layout, step)
             if layout.unambiguous or not may_meet:
                 return layout
