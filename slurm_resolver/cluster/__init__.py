@@ -13,7 +13,7 @@ it. Nothing else here connects to another task. Nothing changes this process but
 `layout_exchange`, which leaves the layout to child processes in a variable.
 
 Read `resolve` first. It calls `alone` (does this process train alone?), `layout` (where every rank
-runs) or `layout_exchange` (the tasks exchange it), `roles` and `ring_order` (which job
-each rank has), `ports` and `addresses`, and `task_gpus`. The result is a `cluster`, which shows
-itself to people and to programs, as the variables that they read (`frameworks`).
+runs) or `layout_exchange` (the tasks exchange it), `roles` and `ring_order` (which job each rank
+has), `ports` and `addresses`, and `task_gpus`. It returns a `cluster`, which can be printed, and
+computes the variables that programs read (`frameworks`).
 """

@@ -13,7 +13,7 @@ from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.ports import Ports
 from slurm_resolver.cluster.roles import Roles
-from slurm_resolver.errors import AddressError, shorten_value
+from slurm_resolver.errors import AddressError
 from slurm_resolver.slurm.hostlist import compress_hostlist
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.slurm.variable_types import Nodes
@@ -23,10 +23,8 @@ JobAddresses = dict[str, list[str]]  # the addresses of each job by index
 
 _SLURMS = "--node-address slurm, or node_address='slurm' in the program"
 # What to do about an address that does not answer.
-REMEDY = (
-    "; if a firewall between the nodes blocks the port, open it; if Slurm has another address "
-    f"(scontrol show node), set {_SLURMS}"
-)
+FIREWALL = "; if a firewall between the nodes blocks the port, open it"
+NODE_ADDRESS = f"; if Slurm has another address (scontrol show node), set {_SLURMS}"
 
 
 @dataclass(frozen=True)
@@ -70,20 +68,24 @@ def find_hosts(step: SlurmStep, nodes: Nodes, num_tasks: int, options: ClusterOp
             ) from error
     if node_address is None or node_address == "slurm":
         return dict(zip(nodes, nodes))
-    if isinstance(node_address, str):
-        hosts: dict[str, str | None] = {node: node + node_address for node in nodes}
-    elif callable(node_address):
-        hosts = {node: node_address(node) for node in nodes}
-    else:
-        hosts = {node: node_address.get(node) for node in nodes}
-    usable = {host for host in hosts.values() if re.fullmatch(r"[^\s,/]+", str(host or ""))}
-    if len(usable) < len(nodes):
-        raise AddressError(
-            f"node_address gives {shorten_value(str(hosts))}; expected for each node the host to "
-            "connect to, and a different one for every node."
-        )
-    # Brackets tell the colons of an IPv6 address from the one before the port.
-    return {node: re.sub(r"^[^\[].*:.*", r"[\g<0>]", str(host)) for node, host in hosts.items()}
+    hosts: dict[str, str] = {}
+    taken: set[str] = set()
+    for node in nodes:
+        if isinstance(node_address, str):
+            host: str | None = node + node_address
+        elif callable(node_address):
+            host = node_address(node)
+        else:
+            host = node_address.get(node)
+        if not isinstance(host, str) or not re.fullmatch(r"[^\s,/]+", host) or host in taken:
+            raise AddressError(
+                f"node_address gives {host!r} for node {node}; expected the host to connect to, "
+                "and a different one for every node."
+            )
+        taken.add(host)
+        # Brackets tell the colons of an IPv6 address from the one before the port.
+        hosts[node] = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    return hosts
 
 
 @functools.cache

@@ -33,11 +33,19 @@ def why_alone(step: SlurmStep, options: ClusterOptions) -> str | None:
         _check_variables(step)
         return None
     elif origin.is_in_step or step.remains:
+        if origin.is_in_step:
+            removed = (
+                f"Slurm started this process as a task of step {origin.job_id}.{origin.step_id}, "
+                "but its Slurm variables were removed"
+            )
+        else:
+            removed = (
+                f"of Slurm's variables, this process has only {shorten(step.remains)}, and /proc "
+                "hides what started it"
+            )
         problem = (
-            f"Slurm started this process as a task of step {origin.job_id}.{origin.step_id} (None: "
-            f"/proc hides it), but it has only {shorten(step.remains) or 'none'} of its variables: "
-            "it cannot tell whether other tasks exist. Keep the variables SLURM_… and "
-            "SLURMD_NODENAME: remove the command that cleans the environment (env -i, sudo, "
+            f"{removed}, so it cannot tell whether other tasks exist. Keep the variables SLURM_… "
+            "and SLURMD_NODENAME: remove the command that cleans the environment (env -i, sudo, "
             "apptainer --cleanenv), or make it pass them on"
         )
     elif step.where == "none" and options.jobs is not None:
@@ -73,18 +81,25 @@ def why_alone(step: SlurmStep, options: ClusterOptions) -> str | None:
 
 def _check_variables(step: SlurmStep) -> None:
     """Raises EnvironmentValueError where the variables are those of another task."""
-    origin = step.ancestors
     if not step.is_live or step.simulated:
         return
-    is_own = step.het_size or (  # each component of a heterogeneous job has a job id of its own
-        origin.job_id in (None, step.job_id) and origin.step_id in (None, step.step_id)
-    )
-    if not is_own or not is_this_machine(step.node_name, step.nodes or ()):
+    origin = (step.ancestors.job_id, step.ancestors.step_id)
+    variables = (step.job_id, step.step_id)
+    problem = ""
+    # Each component of a heterogeneous job has a job id of its own.
+    if origin != variables and None not in origin + variables and not step.het_size:
+        problem = (
+            f"SLURM_JOB_ID={step.job_id} and SLURM_STEP_ID={step.step_id}, but Slurm started this "
+            f"process in step {'.'.join(map(str, origin))}"
+        )
+    elif not is_this_machine(step.node_name, step.nodes or ()):
+        problem = (
+            f"SLURMD_NODENAME={step.node_name}, but this machine is called "
+            f"{socket.gethostname()}, and none of its addresses is that node's"
+        )
+    if problem:
         raise EnvironmentValueError(
-            f"SLURM_JOB_ID={step.job_id}, SLURM_STEP_ID={step.step_id} and SLURMD_NODENAME="
-            f"{step.node_name}, but Slurm started this process in step {origin.job_id}."
-            f"{origin.step_id}, and this machine is called {socket.gethostname()}: the variables "
-            f"are those of another task, copied by ssh or from a file. {RESTART_HINT} {_OFF_HINT}"
+            f"{problem}: the variables are those of another task. {RESTART_HINT} {_OFF_HINT}"
         )
 
 

@@ -118,7 +118,7 @@ class Cluster:
         The evaluator is not among them, as TensorFlow keeps it outside the cluster.
         """
         return {
-            job: addresses
+            job: [*addresses]
             for job, addresses in sorted(self.addresses.items())
             if job != "evaluator"
         }
@@ -188,9 +188,9 @@ class Cluster:
         return {
             "job_id": self.step.job_id,
             "step_id": self.step.step_id,
-            "distribution": self.layout.distribution,
-            "layout_source": self.layout.source,
-            "ports_source": self.ports.source,
+            "distribution": self.layout.distribution if self else None,
+            "layout_source": self.layout.source if self else None,
+            "ports_source": self.ports.source if self else None,
             "self": task
             and {
                 "rank": task.rank,
@@ -247,7 +247,8 @@ class Cluster:
         lines = [step, f"jobs: {', '.join(jobs)}", *aligned(rows, numbers=(1, 2))]
         left_out = self.num_tasks - len(tasks)
         if left_out:
-            lines.append(f"… and {left_out} more tasks: `slurm-resolver show` prints all")
+            more = counted(left_out, "more task")
+            lines.append(f"… and {more}: `slurm-resolver show` prints all")
         lines.append(f"GPUs of this task: {self.gpus_text} ({self.gpu_decision.source})")
         return "\n".join(lines)
 

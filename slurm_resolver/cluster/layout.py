@@ -19,6 +19,7 @@ from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.slurm.hostlist import MAX_HOSTS, short_hostlist
 from slurm_resolver.slurm.step_variables import RESTART_HINT, Component, SlurmStep
 from slurm_resolver.slurm.variable_types import Nodes
+from slurm_resolver.slurm.whole_number import whole_number
 
 _HET_IN_PLAIN = (
     "this is a heterogeneous step (srun … : …) inside a plain allocation, which no variable shows: "
@@ -47,7 +48,7 @@ class Layout(NamedTuple):
         distribution: Slurm's distribution; in a heterogeneous step the components' distributions,
             separated by " : ".
         source: where the layout comes from, as `slurm-resolver show` prints it: the "environment",
-            which includes arguments, or a "rendezvous" of the tasks.
+            the argument "tasks_per_node", or a "rendezvous" of the tasks.
         components: those of a heterogeneous step, if they have their own nodes.
         unambiguous: False if the variables fit another layout as well, which only some tasks can
             notice: a component's distribution may have been given to srun alone.
@@ -157,28 +158,33 @@ def verify_layout(layout: Layout, step: SlurmStep) -> None:
     """
     rank = step.require(SlurmStep.rank)
     node = layout.node_of[rank]
-    own = (step.node_name, step.node_id, step.local_rank, step.node_ranks)
-    computed = (
-        layout.nodes[node],
-        node,
-        layout.local_rank_of[rank],
-        ",".join(map(str, layout.ranks_on(node))),
-    )
-    if any(value not in (None, expected) for value, expected in zip(own, computed)):
-        raise UnknownLayoutError(
-            f"rank {rank} of job step {step.name} has {own!s:.200} in SLURMD_NODENAME, "
-            f"SLURM_NODEID, SLURM_LOCALID and SLURM_GTIDS, but {layout.distribution} distribution "
-            f"over {short_hostlist(layout.nodes)} ({layout.source}) gives it {computed!s:.200}: "
-            f"where the ranks run cannot be known. {_ADVICE}"
-        )
+    for name, value, computed in (
+        ("SLURMD_NODENAME", step.node_name, layout.nodes[node]),
+        ("SLURM_NODEID", step.node_id, node),
+        ("SLURM_LOCALID", step.local_rank, layout.local_rank_of[rank]),
+        ("SLURM_GTIDS", step.node_ranks, ",".join(map(str, layout.ranks_on(node)))),
+    ):
+        if value not in (None, computed):
+            raise UnknownLayoutError(
+                f"rank {rank} of job step {step.name} has {name}={value!s:.100}, but "
+                f"{layout.distribution} distribution over {short_hostlist(layout.nodes)} "
+                f"({layout.source}) gives it {computed!s:.100}: where the ranks run cannot be "
+                f"known. {_ADVICE}"
+            )
 
 
 def set_tasks_per_node(step: SlurmStep, tasks_per_node: TasksPerNode) -> SlurmStep:
     """Returns the step with these numbers of tasks in place of what Slurm says."""
-    nodes = step.require(SlurmStep.nodes)
+    nodes = step.nodes or []
     counts = tasks_per_node
     if not isinstance(counts, Mapping):
+        nodes = step.require(SlurmStep.nodes)
         counts = dict.fromkeys(nodes, counts)
+    if not counts or None in map(whole_number, counts.values()):
+        raise LayoutError(
+            f"tasks_per_node={tasks_per_node!r}: expected a whole number of tasks, for every node "
+            "or by node name."
+        )
     # Ranks follow Slurm's order of the nodes, whatever order a dict has.
     if set(counts) != set(nodes):
         nodes = list(counts)
@@ -204,45 +210,51 @@ def nodes_and_counts(step: SlurmStep) -> tuple[Nodes, Counts]:
         and min(counts, default=0) > 0
         and total <= MAX_HOSTS
         and step.num_tasks in (None, total)
-        and (step.rank or 0) < total
         and step.num_nodes in (None, len(nodes))
     ):
-        return nodes, counts
+        if (step.rank or 0) < total:
+            return nodes, counts
+        raise LayoutError(
+            f"SLURM_PROCID={step.rank}; expected a rank from 0 to {total - 1}, those of job step "
+            f"{step.name}. {RESTART_HINT}"
+        )
     raise LayoutError(
         f"SLURM_STEP_NODELIST has {len(nodes)} nodes ({short_hostlist(nodes)}), "
         f"SLURM_STEP_TASKS_PER_NODE or tasks_per_node has {len(counts)} counts and {total} tasks, "
-        f"SLURM_STEP_NUM_NODES={step.num_nodes}, SLURM_STEP_NUM_TASKS={step.num_tasks} and "
-        f"SLURM_PROCID={step.rank}; expected each node once, one count for each node, 1 or more, "
-        f"the same numbers in all variables, at most {MAX_HOSTS:,} tasks, and a rank below their "
-        f"number. {RESTART_HINT} Or correct tasks_per_node."
+        f"SLURM_STEP_NUM_NODES={step.num_nodes} and SLURM_STEP_NUM_TASKS={step.num_tasks}; "
+        "expected each node once, one count for each node, 1 or more, the same numbers in all "
+        f"variables, and at most {MAX_HOSTS:,} tasks. {RESTART_HINT} Or correct tasks_per_node."
     )
 
 
 def _find_plane_size(step: SlurmStep, counts: Counts, component: Component) -> int:
     """Returns how many ranks each node gets in its turn, in a component or a whole step."""
-    distribution = component.distribution or "block"
-    unknown = ""
     if len(counts) == 1:
-        distribution = "block"
-    elif distribution == "arbitrary":
-        unknown = (
+        return counts[0]
+    distribution = component.distribution or "block"
+    if distribution == "cyclic":
+        return 1
+    if distribution == "block" and not step.sluid:
+        return max(counts)
+    if distribution == "plane" and component.plane_size:
+        return component.plane_size
+    if distribution == "arbitrary":
+        reason = (
             "SLURM_DISTRIBUTION=arbitrary, and Slurm does not pass the list of hosts to the tasks. "
             "Start with another distribution, such as `srun --distribution=plane=N`"
         )
-    elif distribution == "block" and step.sluid:
+    elif distribution == "block":
         # Also where SLURM_TOPOLOGY_ADDR_PATTERN is "node": it is the cluster's default, and a
         # partition may have another topology, or topology/flat the option alpha_step_rank.
-        unknown = (
+        reason = (
             "this is Slurm 26.05 or later (SLURM_JOB_SLUID is set), where topology may order the "
             "nodes for block distribution in a way that no variable shows. Start with `srun -m "
             "plane=N`, which is block in a known order of the nodes if N tasks run on each, or "
             "with `srun -m cyclic`"
         )
-    elif distribution == "plane" and not component.plane_size:
-        unknown = (
+    else:
+        reason = (
             "SLURM_DISTRIBUTION=plane, but SLURM_DIST_PLANESIZE is not set; expected the size of "
             "the planes. Start with `srun --distribution=plane=N`"
         )
-    if unknown:
-        raise _unknown(step, unknown)
-    return {"block": max(counts), "cyclic": 1}.get(distribution) or component.plane_size or 1
+    raise _unknown(step, reason)

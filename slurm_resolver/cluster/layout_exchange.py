@@ -32,10 +32,11 @@ def exchange_layout(
     name = service.identity.replace(" ", "-")
     left_by, _, text = (step.exchanged_layout or "").partition(" ")
     if left_by != name:  # no earlier call in this start of the step has left an answer
+        step.require(SlurmStep.local_rank)  # by which a task knows that the service is its own
         try:
             places = connect(service).gather(
                 "the exchange of the layout",
-                (step.require(SlurmStep.node_name), step.require(SlurmStep.node_id)),
+                (step.require(SlurmStep.node_name), step.node_id),
                 step.start_seconds if until is None else until - time.monotonic(),
             )
         except RefusedError:  # another layout would not help
@@ -45,20 +46,23 @@ def exchange_layout(
                 f"{reason}The variables do not say where the ranks of this step run, and the tasks "
                 f"could not tell each other: {error}"
             ) from error
-        counts = Counter(node for node, _ in places.values())
-        expected = dict(zip(*nodes_and_counts(step)))
-        if counts != expected:
+        nodes, counts = nodes_and_counts(step)
+        expected = dict(zip(nodes, counts))
+        reported = Counter(node for node, _ in places.values())
+        if reported != expected:
             raise LayoutError(
-                f"{reason}The numbers of tasks on the nodes are {dict(counts)!s:.200}, but "
+                f"{reason}The numbers of tasks on the nodes are {dict(reported)!s:.200}, but "
                 f"SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE say {expected!s:.200}"
             )
         node_ids = dict(places.values())
-        nodes = sorted(node_ids, key=node_ids.__getitem__)
+        if None not in node_ids.values():
+            nodes = sorted(node_ids, key=node_ids.__getitem__)
         position_of = {node: position for position, node in enumerate(nodes)}
         text = json.dumps([nodes, [position_of[node] for node, _ in places.values()]])
         if len(text) <= 100_000:  # Linux takes 131,072 bytes for a variable
             os.environ[SlurmStep.exchanged_layout.name] = f"{name} {text}"
-    # the nodes in the order of SLURM_NODEID, and by rank the index of its node
+    # The nodes in the order of SLURM_NODEID (of SLURM_STEP_NODELIST where it is not set), and by
+    # rank the index of its node.
     nodes, node_of = json.loads(text)
     components = step.components_in_step
     if sum(len(component.nodes) for component in components) != len(nodes):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Callable, Literal, NamedTuple, Union, get_args
 
-from slurm_resolver.errors import JobsError
+from slurm_resolver.errors import JobsError, LayoutError
 
 Placement = Literal["spread", "rank"]
 WorkerOrder = Literal["ring", "rank"]
@@ -49,16 +49,29 @@ class ClusterOptions(NamedTuple):
         return self.gpus_per_node is not None or self.gpus_per_task is not None
 
     def check(self) -> None:
-        """Raises JobsError for a value that is not one of an option's choices."""
-        jobs = (*JOB_NAMES, *(self.jobs or ()))  # they are known even if they have no tasks
-        for name, values, choices in (
-            ("placement", [self.placement], PLACEMENTS),
-            ("worker_order", [self.worker_order], WORKER_ORDERS),
-            ("layout", [self.layout], LAYOUTS),
-            ("gpu_jobs", self.gpu_jobs or (), jobs),
-            ("het_groups", self.het_groups or (), jobs),
+        """Raises JobsError or LayoutError for a choice or a name that this package does not know.
+
+        Whether the counts of `jobs` fit is known with the number of tasks.
+        """
+        for name, choices, error in (
+            ("placement", PLACEMENTS, JobsError),
+            ("worker_order", WORKER_ORDERS, JobsError),
+            ("layout", LAYOUTS, LayoutError),
         ):
-            if not set(values) <= set(choices):
+            value = getattr(self, name)
+            if value not in choices:
+                raise error(f"{name}={value!r}: expected one of {', '.join(choices)}.")
+        # A job in `jobs` is known even if it has no tasks.
+        names = [*JOB_NAMES, *(self.jobs if isinstance(self.jobs, Mapping) else ())]
+        for name, kind, expected in (
+            ("gpu_jobs", Collection, "a collection of these names"),
+            ("het_groups", Mapping, "a mapping from these names to components"),
+        ):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            is_kind = isinstance(value, kind) and not isinstance(value, str)
+            if not is_kind or not all(job in names for job in value):
                 raise JobsError(
-                    f"{name}={getattr(self, name)!r}: expected one of {', '.join(choices)}."
+                    f"{name}={value!r}: expected {expected}: {', '.join(map(str, names))}."
                 )

@@ -6,7 +6,8 @@ import os
 from collections.abc import Collection
 
 from slurm_resolver.cluster.addresses import (
-    REMEDY,
+    FIREWALL,
+    NODE_ADDRESS,
     JobAddresses,
     find_hosts,
     identity_of,
@@ -103,7 +104,7 @@ def tf_config_from_slurm(
 ) -> tuple[JobAddresses, str, int]:
     """Returns ``(cluster, job name, task index)`` for ``tf.train.ClusterSpec`` and ``Server``.
 
-    Many training scripts still contain a function of this name, of 2017.
+    It can replace the function of this name that many training scripts have copied since 2017.
 
     A node's second task is a parameter server only if there are more parameter servers than nodes.
     The cluster is a dict from job name to addresses ``node:port``.
@@ -143,6 +144,10 @@ def resolve_step(step: SlurmStep, options: ClusterOptions) -> Cluster:
     jobs = job_counts(options.jobs, num_tasks)
     ports = choose_ports(step, max(counts), options.port_base)
     hosts = find_hosts(step, nodes, num_tasks, options)
+    remedy = ""
+    if not step.simulated:
+        # The addresses may be Slurm's already.
+        remedy = FIREWALL + (NODE_ADDRESS if options.node_address != "slurm" else "")
     # Slurm's variables decide which task has the service, as tasks that disagree on the layout have
     # to find each other too. Whether it is this one is known for sure with the layout.
     service = ServiceAddress(
@@ -154,7 +159,7 @@ def resolve_step(step: SlurmStep, options: ClusterOptions) -> Cluster:
         rank=step.require(SlurmStep.rank),
         hosts_service=(step.node_name, step.local_rank) == (nodes[0], 0),
         grace=step.network_grace or Timeouts.grace,
-        remedy="" if step.simulated else REMEDY,
+        remedy=remedy,
     )
     layout = _find_layout(step, options, service)
     roles = assign_roles(layout, jobs, options)
@@ -179,6 +184,8 @@ def _find_layout(step: SlurmStep, options: ClusterOptions, service: ServiceAddre
         may_meet = options.layout == "auto" and step.is_live
         try:
             layout = layout_from_environment(step)
+            if options.tasks_per_node is not None:
+                layout = layout._replace(source="tasks_per_node")
             verify_layout(layout, step)
             if layout.unambiguous or not may_meet:
                 return layout

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 
 from slurm_resolver.cluster.layout import Layout, Ranks
 from slurm_resolver.cluster.options import ClusterOptions, JobCounts
 from slurm_resolver.cluster.ring_order import order_by_ring
 from slurm_resolver.errors import JobsError
 from slurm_resolver.slurm.whole_number import whole_number
+from slurm_resolver.wording import counted
 
 Roles = Mapping[str, Ranks]  # ``roles[job][index]`` is a rank; no job is without ranks
 
@@ -35,21 +37,24 @@ def job_counts(jobs: JobCounts | None, num_tasks: int) -> JobCounts:
         return {"worker": num_tasks}
     counts = dict(jobs) if isinstance(jobs, Mapping) else {}
     rest = [name for name, count in counts.items() if count == -1]
-    if rest:  # a second -1 is not a whole number
+    if rest and None not in (whole_number(count, least=-1) for count in counts.values()):
         counts[rest[0]] = num_tasks - sum(counts.values()) - 1
-    if (
-        sum(counts.values()) == num_tasks
-        and None not in map(whole_number, counts.values())
-        and all(_NAME.fullmatch(str(name)) for name in counts)
-        and max(counts.get("chief", 0), counts.get("evaluator", 0)) <= 1
-    ):
+    wrong = [
+        f"{name!r} would have {count!r}"
+        for name, count in counts.items()
+        if whole_number(count) is None  # also a second -1
+        or not (isinstance(name, str) and _NAME.fullmatch(name))
+        or (name in ("chief", "evaluator") and count > 1)
+    ]
+    if not wrong and sum(counts.values()) == num_tasks:
         return {name: count for name, count in counts.items() if count}
+    fault = wrong[0] if wrong else f"they sum to {sum(counts.values())}"
     raise JobsError(
-        f"jobs={jobs!r} do not fit the {num_tasks} tasks of the job step (SLURM_STEP_NUM_TASKS). "
-        "Expected counts by job name, such as {'ps': 1, 'worker': -1}, that sum to these tasks: "
-        "names of letters, digits and underscores that begin with a letter; whole numbers, 0 or "
-        "more, of which one may be -1, for the rest; at most one chief and one evaluator. Change "
-        "jobs or the number of tasks."
+        f"jobs={jobs!r} do not fit the {num_tasks} tasks of the job step (SLURM_STEP_NUM_TASKS): "
+        f"{fault}. Expected counts by job name, such as {{'ps': 1, 'worker': -1}}, that sum to "
+        "these tasks: names of letters, digits and underscores that begin with a letter; whole "
+        "numbers, 0 or more, of which one may be -1, for the rest; at most one chief and one "
+        "evaluator. Change jobs or the number of tasks."
     )
 
 
@@ -72,28 +77,34 @@ def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> 
     first = ("chief", "ps") if spreads else ()
     roles: dict[str, Ranks] = {}
     free: Ranks = range(layout.num_tasks)
-    for job in sorted(counts, key=lambda job: (job not in groups, job not in first, job)):
-        count = counts[job]
+    # The groups of jobs without tasks have to exist as well.
+    jobs = {**dict.fromkeys(groups, 0), **counts}
+    for job in sorted(jobs, key=lambda job: (job not in groups, job not in first, job)):
+        count = jobs[job]
         chief = roles.get("chief", ())
         candidates = free
         if job in groups:
             nodes_of = {component.group: {*component.nodes} for component in layout.components}
             nodes = nodes_of.get(groups[job], ())
             candidates = [rank for rank in free if layout.nodes[layout.node_of[rank]] in nodes]
-            if count > len(candidates):
+            if not nodes or count > len(candidates):
                 raise JobsError(
-                    f"het_groups={groups!r}: {job!r} needs {count} tasks of component "
+                    f"het_groups={groups!r}: {job!r} needs {counted(count, 'task')} of component "
                     f"{groups[job]!r}, which has {len(candidates)} free ones; the components of "
                     f"this step are {[*nodes_of]}. Give the jobs fewer tasks there, or start more "
                     "tasks in this component."
                 )
+        if not count:
+            continue
         if spreads and job == "ps":
-            # In every round each node gives its lowest free rank.
-            rounds: list[float] = list(layout.local_rank_of)
-            for node in [layout.node_of[rank] for rank in chief]:
-                for rank in layout.ranks_on(node):
-                    rounds[rank] -= 0.5
-            candidates = sorted(candidates, key=rounds.__getitem__)
+            # In every round each node gives its lowest free rank, the chief's node last.
+            chiefs = {layout.node_of[rank] for rank in chief}
+            rounds: dict[int, Iterator[int]] = defaultdict(itertools.count)
+            places = []
+            for rank in candidates:
+                node = layout.node_of[rank]
+                places.append((next(rounds[node]), node in chiefs, rank))
+            candidates = [rank for _, _, rank in sorted(places)]
         if candidates is free:
             roles[job] = free[:count]
             free = free[count:]

@@ -23,6 +23,7 @@ from slurm_resolver.slurm.gpu_variables import (
     read_visible_devices,
 )
 from slurm_resolver.slurm.step_variables import SlurmStep
+from slurm_resolver.slurm.whole_number import whole_number
 from slurm_resolver.wording import counted
 
 
@@ -160,19 +161,23 @@ def _choose(
     is_inherited = granted is None and not step.step_gpus and step.het_size is not None
     if is_inherited and step.job_gpus and visible.shown:
         return TaskGpus((), f"{visible.name} is the batch script's, and there are none here")
-    if options.gives_gpu_counts:
-        return _by_given_counts(step, visible, position, tasks, options)
     binding = step.gpu_binding
     if binding in (None, "", "closest"):
         is_bound = len(shown) < (granted or 0)
     else:
         is_bound = binding != "none"
-    if not shown:
-        gpus = TaskGpus(visible.devices, visible.text)
+    source = visible.name if visible.shown else "the driver's GPUs"
+    if options.gives_gpu_counts:
+        gpus = _by_given_counts(step, visible, position, tasks, options)
+    elif not shown:
+        text = f"{visible.name} shows none" if visible.shown else visible.text
+        gpus = TaskGpus(visible.devices, text)
     elif is_bound and visible.shown:
         # With these, no variable shows which tasks see the same GPUs.
         may_share = tasks > 1 and binding in ("closest", "single")
-        gpus = TaskGpus(shown, f"{visible.name}, bound to the task by Slurm", shared=may_share)
+        gpus = TaskGpus(shown, f"{source}, bound to the task by Slurm", shared=may_share)
+    elif tasks == 1:
+        gpus = TaskGpus(shown, f"{source}, the only task on the node that uses GPUs")
     else:
         if len(shown) % tasks:
             warn_once(
@@ -182,13 +187,19 @@ def _choose(
             )
         gpus = TaskGpus(
             shown[_share(len(shown), position, tasks)],
-            f"{visible.name if visible.shown else 'the driver'} split by SLURM_LOCALID",
+            f"{source} split by SLURM_LOCALID",
             shared=tasks > len(shown),
         )
-    conflict = _find_conflict(step, visible, gpus, position, tasks)
-    if conflict:
-        warn_once(conflict)
-    return gpus._replace(conflict=conflict)
+    conflict = ""
+    if shown or not options.gives_gpu_counts:
+        conflict = _find_conflict(step, visible, gpus, position, tasks)
+    if not conflict:
+        return gpus
+    warn_once(conflict)
+    return gpus._replace(
+        conflict=conflict,
+        source=f"{visible.name}, which Slurm did not set this way",
+    )
 
 
 def _by_given_counts(
@@ -201,10 +212,11 @@ def _by_given_counts(
     """Returns the task's GPUs if the caller gave the number on each node, of each task, or both."""
     shown = visible.devices or ()
     granted = step.gpus_on_node
-    per_node = options.gpus_per_node
+    given = (options.gpus_per_node, options.gpus_per_task)
+    per_node, per_task = map(whole_number, given)
+    are_counts = (per_node, per_task) == given
     if per_node is None:
         per_node = max(len(shown), granted or 0)
-    per_task = options.gpus_per_task
     if per_task is None:
         per_task = per_node // tasks
     # Counts index the visible devices where there are any: the second GPU of 4,5 is 5.
@@ -213,15 +225,16 @@ def _by_given_counts(
         first = position * per_task
         devices = devices[first : first + per_task]
     if (
-        not 0 <= per_task * tasks <= per_node
+        not are_counts
+        or per_task * tasks > per_node
         or (granted is not None and per_node > granted)
         or len(devices) != per_task
     ):
         raise GpuError(
-            f"gpus_per_node={options.gpus_per_node} and gpus_per_task={options.gpus_per_task} do "
-            f"not fit: SLURM_GPUS_ON_NODE={granted}, {visible.text}, and {tasks} tasks of "
-            "this node use GPUs. Ask Slurm for more (srun --gpus-per-node), start fewer tasks on "
-            "each node, or leave both out to use what Slurm granted."
+            f"gpus_per_node={given[0]!r} and gpus_per_task={given[1]!r} do not fit: "
+            f"SLURM_GPUS_ON_NODE={granted}, {visible.text}, and {tasks} tasks of this node use "
+            "GPUs. Give whole numbers, ask Slurm for more (srun --gpus-per-node), start fewer "
+            "tasks on each node, or leave both out to use what Slurm granted."
         )
     return TaskGpus(devices, "gpus_per_node and gpus_per_task")
 
@@ -248,22 +261,23 @@ def _find_conflict(
     their GPUs, it numbers them differently from the variables, whose numbers then begin at 0.
     """
     shown = visible.devices or ()
-    if not shown and not gpus.devices:
-        fits = not step.gpus_on_node
-    elif not step.step_gpus or not visible.shown or not "".join(shown).isdigit():
-        fits = True  # UUIDs cannot be compared with numbers
-    else:
-        slurms = tuple(step.step_gpus.split(","))
-        part = _share(len(slurms), position, tasks)  # which a script may have chosen
-        fits = any(shown in (names, names[part]) for names in (slurms, numbered(slurms)))
-    if fits:
+    granted = step.gpus_on_node
+    if granted and not shown and not gpus.devices:
+        return (
+            f"SLURM_GPUS_ON_NODE={granted} and SLURM_STEP_GPUS={step.step_gpus or ''}, but "
+            f"{visible.text}: this task does not know which GPUs are its own. Keep what srun sets, "
+            "and start with srun --gpus-per-node, without --gpu-bind=none"
+        )
+    if not step.step_gpus or not visible.shown or not "".join(shown).isdigit():
+        return ""  # UUIDs cannot be compared with numbers
+    slurms = tuple(step.step_gpus.split(","))
+    part = _share(len(slurms), position, tasks)  # which a script may have chosen
+    if any(shown in (names, names[part]) for names in (slurms, numbered(slurms))):
         return ""
     return (
-        f"{visible.text}, but Slurm shows this task SLURM_GPUS_ON_NODE={step.gpus_on_node} and "
-        f"SLURM_STEP_GPUS={step.step_gpus or ''}: something sets {visible.name} after srun, or "
-        "--gpu-bind=none leaves open which GPUs are its own, and tasks may share a GPU while "
-        "others are idle. Keep what srun sets: remove that line of the program or script, and "
-        "start with srun --gpus-per-node, without --gpu-bind=none"
+        f"{visible.text}, but Slurm shows this task SLURM_STEP_GPUS={step.step_gpus}: something "
+        f"sets {visible.name} after srun, and tasks may share a GPU while others are idle. Remove "
+        "that line of the program or script: each task then takes its own GPUs"
     )
 
 

@@ -10,8 +10,8 @@ Slurm's words, as this package uses them:
     host list   names of nodes, folded: n[9-11] is n9, n10 and n11
 
 `step_variables` lists the variables, whose types are in `variable_types`, and reads those of one
-task: Slurm's, this package's and those of others. `ancestors` says
-what started the process, `gpu_variables` which GPUs the variables show it, and `scontrol` asks
-Slurm's commands. A value that cannot be used is an error that names the variable, the value and
-what to do; a variable that is not set is None.
+task: Slurm's, this package's and those of others. `ancestors` says what started the process,
+`gpu_variables` which GPUs the variables show it, and `scontrol` asks Slurm's commands. A value that
+cannot be used is an error that names the variable, the value and what to do; a variable that is not
+set is None.
 """

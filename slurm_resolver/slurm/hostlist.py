@@ -16,10 +16,10 @@ from slurm_resolver.errors import HostlistError, shorten_value
 MAX_HOSTS_PER_RANGE = 65_536  # Slurm's own limit
 MAX_HOSTS = 2**24  # Slurm has no total limit; a longer list is a mistake or an attack
 SEPARATORS = " \t\n,"
-_NOT_IN_NAMES = {*SEPARATORS, *"[]"}
 
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _NAME = re.compile(rf"(?:[^\[\]{SEPARATORS}]+|\[[^\[\]]*\])+")
+_HOST = re.compile(rf"([^\[\]{SEPARATORS}]*?)([0-9]{{0,18}})")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _COUNT = re.compile(r"([0-9]{1,18})(?:\(x(?!0+\))([0-9]{1,18})\))?")  # not 2(x0)
 
@@ -142,11 +142,11 @@ def compress_hostlist(hosts: Iterable[str]) -> str:
     """
     runs: list[list[str]] = []  # a text, and the first and last number that follow it
     for host in hosts:
-        if not host or not _NOT_IN_NAMES.isdisjoint(host):
+        match = _HOST.fullmatch(host)
+        if not host or not match:
             reason = "not a host name; expected text without commas, white space and brackets"
             raise HostlistError(reason, host, host)
-        text = host.rstrip("0123456789")
-        digits = host[len(text) :]
+        text, digits = match.groups()
         before, first, last = runs[-1] if runs else ("", "", "")
         if (
             (digits and last and text == before)

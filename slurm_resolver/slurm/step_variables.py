@@ -24,6 +24,7 @@ from slurm_resolver.slurm.variable_types import (
     parse_distribution,
     parse_gpu_binding,
     parse_ports,
+    parse_switch,
     text_variable,
 )
 from slurm_resolver.timeouts import Timeouts
@@ -43,7 +44,6 @@ _SET_BY_SLURM = re.compile(
     r"SLURMD_|SLURM_(JOB(?!_NAME$)|STEP|ARRAY_|SUBMIT_|SRUN_COMM|LAUNCH_NODE|TOPOLOGY_|TASK_PID"
     r"|TASKS_|NTASKS|NPROCS|NNODES|NODEID|NODELIST|LOCALID|GTIDS|CPUS_|GPUS_|PRIO_|UMASK)"
 )
-_SWITCH = {"on": "on", "off": "off"}
 _IN_EVERY_JOB = {"SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_TASKS_PER_NODE"}
 
 
@@ -116,12 +116,12 @@ class SlurmStep:
     shards_on_node = text_variable("SLURM_SHARDS_ON_NODE")
 
     # Of this package, set by the user: "off" trains alone
-    resolver_switch = Variable("SLURM_RESOLVER", _SWITCH.get, "on or off")
+    resolver_switch = Variable("SLURM_RESOLVER", parse_switch, "on or off")
     network_grace = number_variable("SLURM_RESOLVER_NETWORK_GRACE", 1, 86_400)
     start_timeout = number_variable("SLURM_RESOLVER_START_TIMEOUT", 1, 604_800)
     stall_seconds = number_variable("SLURM_RESOLVER_STALL_SECONDS", 0, 604_800)
     # whether a training says at its end where the time went
-    usage_report = Variable("SLURM_RESOLVER_REPORT", _SWITCH.get, "on or off")
+    usage_report = Variable("SLURM_RESOLVER_REPORT", parse_switch, "on or off")
     # how many steps are compared with one process
     verified_steps = number_variable("SLURM_RESOLVER_VERIFY")
     # set by `slurm-resolver run`, whose jobs are unknown to Slurm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -82,12 +83,13 @@ def text_variable(name: str) -> Variable[str]:
     return Variable(name, str, "a text")
 
 
-def number_variable(name: str, minimum: int = 0, maximum: int = 2**63 - 1) -> Variable[int]:
+def number_variable(name: str, minimum: int = 0, maximum: float = math.inf) -> Variable[int]:
     """Returns a variable that holds a whole number from `minimum` to `maximum`."""
+    upto = f"to {maximum}" if maximum < math.inf else "upwards"
     return Variable(
         name,
         lambda text: read_whole_number(text, minimum, maximum),
-        f"a whole number from {minimum} to {maximum}",
+        f"a whole number from {minimum} {upto}",
     )
 
 
@@ -97,8 +99,13 @@ def devices_variable(name: str) -> Variable[str]:
 
 
 def parse_ports(text: str) -> tuple[int, ...] | None:
-    """Reads ``23001-23008,23010``, which is written as inside a bracket of a host list."""
-    ports = tuple(map(int, expand_hostlist(f"[{text}]")))
+    """Reads ``23001-23008,23010``, which is written as inside a bracket of a host list.
+
+    The ports are in this order, each once.
+    """
+    if not re.fullmatch("[0-9,-]+", text):
+        return None
+    ports = tuple(dict.fromkeys(map(int, expand_hostlist(f"[{text}]"))))
     return ports if min(ports) >= 1 and max(ports) <= LAST_PORT else None
 
 
@@ -117,3 +124,8 @@ def parse_gpu_binding(text: str) -> str:
     """
     found = _GPU_BINDING.search(text)
     return found[1] if found else ""
+
+
+def parse_switch(text: str) -> str | None:
+    """Reads ``on`` or ``off``, in any case."""
+    return text.lower() if text.lower() in ("on", "off") else None

@@ -61,6 +61,9 @@ IN_STEP = Ancestors(
             None,
             None,
         ),
+        # a task that unset one of its ids
+        ({**TASK, "ancestors": IN_STEP, "job_id": None}, None, None, None),
+        ({**TASK, "ancestors": IN_STEP._replace(job_id=None)}, None, None, None),
         # another task's variables
         (
             {
@@ -77,13 +80,13 @@ IN_STEP = Ancestors(
             {"ancestors": IN_STEP},
             None,
             NotInStepError,
-            "7.0 (None: /proc hides it), but it has only",
+            "a task of step 7.0, but its Slurm variables were removed, so it cannot tell",
         ),
         (
             {"remains": ("SLURM_A",)},
             None,
             NotInStepError,
-            "has only SLURM_A of its",
+            "has only SLURM_A, and /proc hides what started it, so it cannot tell",
         ),
         ({**BATCH, "job_num_nodes": "2"}, None, NotInStepError, "srun python"),
         (
@@ -96,13 +99,13 @@ IN_STEP = Ancestors(
             {**TASK, "ancestors": IN_STEP._replace(step_id="3")},
             None,
             EnvironmentValueError,
-            "SLURM_STEP_ID=0 and SLURMD_NODENAME=n9, but Slurm started this process in step 7.3",
+            "SLURM_JOB_ID=7 and SLURM_STEP_ID=0, but Slurm started this process in step 7.3: ",
         ),
         (
             {**TASK, "node_name": "n10"},
             None,
             EnvironmentValueError,
-            "NODENAME=n10, but Slurm",
+            "SLURMD_NODENAME=n10, but this machine is called ",
         ),
     ],
 )

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import task_variables
+from captured import Patch
 from recorded_steps import Recording, recordings, unknowable
 
 import slurm_resolver as sr
+from slurm_resolver.cluster import addresses
 
 TASK = {
     **task_variables.TASK,
@@ -86,6 +88,7 @@ def test_a_cluster_is_a_value() -> None:
     assert cluster
     assert not sr.Cluster()
     assert not hasattr(cluster, "__len__")
+    cluster.jobs()["worker"].clear()
     assert cluster == sr.resolve(environ=TASK)
     assert cluster != sr.resolve(environ={**TASK, "SLURM_JOB_ID": "43"})
 
@@ -108,15 +111,26 @@ def test_node_address(node_address: Any, host: str) -> None:
 @pytest.mark.parametrize(
     ("node_address", "message"),
     [
-        ({"n9": "a"}, "node_address gives .*'n10': None"),
-        (lambda node: None, "node_address gives .*'n9': None"),
+        ({"n9": "a"}, "node_address gives None for node n10; expected the host"),
+        (lambda node: None, "node_address gives None for node n9; expected the host"),
         (lambda node: "a b", "'a b'"),
-        (lambda node: "same", "'n9': 'same', 'n10': 'same'}; expected"),
+        (lambda node: "same", "gives 'same' for node n10; expected .* a different one for every"),
     ],
 )
 def test_node_addresses_that_reach_nobody(node_address: Any, message: str) -> None:
     with pytest.raises(sr.AddressError, match=message):
         sr.resolve(node_address=node_address, environ=TASK)
+
+
+@pytest.mark.parametrize("node_address", [None, "slurm"])
+def test_slurms_addresses_are_advised_unless_they_are_used(
+    node_address: str | None, monkeypatch: Patch
+) -> None:
+    slurms = {"n9": "10.0.0.9", "n10": "10.0.0.10"}
+    monkeypatch.setattr(addresses, "_ask_slurm", lambda nodes, delay: slurms)
+    service = sr.resolve(node_address=node_address, environ=TASK).service
+    assert service is not None
+    assert ("--node-address slurm" in service.remedy) == (node_address is None)
 
 
 def test_without_slurm_there_is_an_empty_cluster_said_once(
@@ -129,6 +143,7 @@ def test_without_slurm_there_is_an_empty_cluster_said_once(
     ]
     for cluster in clusters:
         assert (cluster.tasks, cluster.task, cluster.tf_config()) == ((), None, {})
+        assert [name for name, value in cluster.to_dict().items() if value] == []
 
 
 HEALTHY = [r for r in recordings() if r.is_step and unknowable(r) is None]

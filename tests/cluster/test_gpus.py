@@ -174,12 +174,12 @@ def test_what_slurm_granted(
         (
             None,
             "2",
-            "CUDA_VISIBLE_DEVICES is not set, but Slurm .* SLURM_STEP_GPUS=2: .* Keep what srun",
+            "_STEP_GPUS=2, but CUDA_VISIBLE_DEVICES is not set: this task .* Keep what srun",
         ),
         (
             "-1",
             None,
-            "CUDA_VISIBLE_DEVICES=, but Slurm .*_ON_NODE=4 .* start with srun --gpus-per-",
+            "SLURM_GPUS_ON_NODE=4 .* CUDA_VISIBLE_DEVICES=: this .* start with srun --gpus-per-",
         ),
         ("0,1,2,3", "0,1,2,3", ""),
         ("1", "0,1,2,3", ""),
@@ -234,6 +234,25 @@ def test_explicit_counts_as_tensorflow(
     )
 
 
+def test_a_variable_that_slurm_has_not_set_is_told_beside_explicit_counts() -> None:
+    gpus = decide("0", 1, 2, None, 1, step_gpus="0,1", gpus_on_node=2)
+    assert "SLURM_STEP_GPUS=0,1: something sets CUDA_VISIBLE_DEVICES" in gpus.conflict
+    assert gpus.source == "CUDA_VISIBLE_DEVICES, which Slurm did not set this way"
+
+
+@pytest.mark.parametrize(
+    ("visible", "tasks", "source"),
+    [
+        (None, 1, "CUDA_VISIBLE_DEVICES is not set"),
+        ("", 1, "CUDA_VISIBLE_DEVICES shows none"),
+        ("4,5", 1, "CUDA_VISIBLE_DEVICES, the only task on the node that uses GPUs"),
+        ("4,5", 2, "CUDA_VISIBLE_DEVICES split by SLURM_LOCALID"),
+    ],
+)
+def test_the_source_of_the_gpus(visible: str | None, tasks: int, source: str) -> None:
+    assert decide(visible, 0, tasks).source == source
+
+
 @pytest.mark.parametrize(
     ("visible", "explicit", "on_node", "message"),
     [
@@ -245,11 +264,9 @@ def test_explicit_counts_as_tensorflow(
         ),
         ("0,1", (8, 4), None, "CUDA_VISIBLE_DEVICES=0,1, and 2 tasks"),
         ("0,1", (8, 4), 2, "gpus_per_node=8 .* do not fit: SLURM_GPUS_ON_NODE=2"),
-        (
-            None,
-            (-1, None),
-            None,
-            "gpus_per_node=-1",
+        *(
+            ("0,1", explicit, None, f"={explicit[0]!r} and .*={explicit[1]!r} do not.* Give whole")
+            for explicit in ((-1, None), ("2", None), (True, None), (None, 1.0))
         ),
         ("0,1,2", (), 2, "CUDA_VISIBLE_DEVICES=0,1,2 shows 3 GPUs, but SLURM_GPUS_ON_NODE=2"),
         ("0,,1", (), None, "CUDA_VISIBLE_DEVICES='0,,1': '' is not a device"),
@@ -368,7 +385,7 @@ def test_a_grant_without_names_is_left_alone_and_told(monkeypatch: Patch, caplog
     monkeypatch.setattr(task_gpus, "count_driver_gpus", lambda: 8)
     gpus = decide(None, 1, 2, gpus_on_node=2)
     assert (gpus.devices, gpus.settings) == (None, {})
-    assert "CUDA_VISIBLE_DEVICES is not set, but Slurm shows this task SLURM_GPUS" in caplog.text
+    assert "SLURM_STEP_GPUS=, but CUDA_VISIBLE_DEVICES is not set: this task" in caplog.text
 
 
 @pytest.mark.parametrize(

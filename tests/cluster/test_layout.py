@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from captured import Patch
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import Strings, Texts
 from recorded_steps import Recording, recordings, unknowable
+from task_variables import ALONE
 
-from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
+import slurm_resolver as sr
+from slurm_resolver.cluster.layout import (
+    Layout,
+    layout_from_environment,
+    set_tasks_per_node,
+    verify_layout,
+)
+from slurm_resolver.cluster.options import ClusterOptions
+from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.errors import (
     EnvironmentValueError,
     LayoutError,
@@ -108,10 +120,10 @@ TASK = {
             {"SLURM_STEP_NODELIST": "n9,n9"},
             ["SLURM_STEP_NODELIST", "2 nodes (n[9,9])", "each node once"],
         ),
-        ({"SLURM_PROCID": "4"}, ["SLURM_PROCID=4", "a rank below their number"]),
-        ({"SLURMD_NODENAME": "n9"}, ["SLURMD_NODENAME", "'n9'", "'n10'"]),
-        ({"SLURM_LOCALID": "1"}, ["SLURM_LOCALID", "None, 1, None", "1, 0, "]),
-        ({"SLURM_GTIDS": "1,2"}, ["SLURM_GTIDS", "'1,2'", "'2,3'"]),
+        ({"SLURM_PROCID": "4"}, ["SLURM_PROCID=4; expected a rank from 0 to 3"]),
+        ({"SLURMD_NODENAME": "n9"}, ["SLURMD_NODENAME=n9, but block ", "gives it n10: "]),
+        ({"SLURM_LOCALID": "1"}, ["SLURM_LOCALID=1, but", "gives it 0: "]),
+        ({"SLURM_GTIDS": "1,2"}, ["SLURM_GTIDS=1,2, but", "gives it 2,3: "]),
         ({"SLURM_DISTRIBUTION": "plane"}, ["SLURM_DIST_PLANESIZE is not set", "plane=N"]),
         (
             {"SLURM_STEP_TASKS_PER_NODE": "99999999(x2)", "SLURM_STEP_NUM_TASKS": "4"},
@@ -143,6 +155,51 @@ def test_a_component_that_slurmstepd_alone_knows_is_doubted_though_it_fits(node_
     step = SlurmStep.read({**TASK, "SLURM_NODEID": str(node_id)}).replace(is_component=True)
     with pytest.raises(UnknownLayoutError, match="inside a plain allocation"):
         layout_from_environment(step)
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ({"SLURM_LOCALID": "0"}, None),  # SLURM_NODEID is not needed
+        ({}, "SLURM_LOCALID is not set"),
+    ],
+)
+def test_what_a_task_reports_of_its_place(
+    place: Texts, error: str | None, monkeypatch: Patch
+) -> None:
+    monkeypatch.setenv("SLURM_RESOLVER_LAYOUT", "")
+    environ = {
+        **ALONE,
+        **place,
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURMD_NODENAME": "localhost",
+    }
+    if error is None:
+        assert sr.resolve(layout="rendezvous", environ=environ).layout.source == "rendezvous"
+        return
+    with pytest.raises(EnvironmentValueError, match=error):
+        sr.resolve(layout="rendezvous", environ=environ)
+
+
+@pytest.mark.parametrize(
+    "tasks_per_node",
+    [
+        "2",
+        2.0,
+        {},
+        {"n9": "2", "n10": 2},
+    ],
+)
+def test_tasks_per_node_that_are_no_counts(tasks_per_node: Any) -> None:
+    step = SlurmStep.read(TASK)
+    with pytest.raises(LayoutError, match=r"tasks_per_node=.*: expected a whole number"):
+        set_tasks_per_node(step, tasks_per_node)
+
+
+def test_tasks_per_node_may_name_the_nodes() -> None:
+    step = SlurmStep.read({"SLURM_PROCID": "0"})
+    options = ClusterOptions(tasks_per_node={"n9": 2})
+    assert resolve_step(step, options).layout.source == "tasks_per_node"
 
 
 VALUES = st.sampled_from(

@@ -83,7 +83,7 @@ NESTED = {
 }
 
 COPIED = {  # the node and the command that use the variables of a task on n8, and the result
-    "another node": ("n9", "USED", "NODENAME=n8, but Slurm started"),
+    "another node": ("n9", "USED", "SLURMD_NODENAME=n8, but this machine is called n9"),
     "another node, switched off": ("n9", "SLURM_RESOLVER=off USED", ALONE),
     "the same node": ("n8", "USED", RIGHT),
     "another step": (None, "srun -w n8 -n1 USED", "Slurm started this process in step"),

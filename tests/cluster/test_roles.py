@@ -102,17 +102,22 @@ def test_placement(
 @pytest.mark.parametrize(
     ("jobs", "message"),
     [
-        ({"my-mesh": 4}, "'my-mesh': 4} .*: names of letters, .* begin with a letter"),
+        ({"my-mesh": 4}, "'my-mesh' would have 4[.] .*: names of letters, .* begin with a letter"),
         (
             {"worker": 3},
-            "'worker': 3} do not fit the 4 tasks of the job step .SLURM_STEP_NUM_TASKS.",
+            "'worker': 3} do not fit the 4 tasks of the job step .SLURM_STEP_NUM_TASKS.: they sum",
         ),
-        ({"ps": 5, "worker": -1}, "do not fit the 4 tasks"),
-        ({"ps": -1, "worker": -1}, "of which one may be -1"),
-        ({"ps": 1.0, "worker": 3}, "'ps': 1.0.* whole numbers"),
-        ({"chief": 2, "worker": 2}, "at most one chief"),
-        ({}, "jobs={} do not fit .* Change jobs or the number of tasks[.]$"),
+        ({"ps": 5, "worker": -1}, "do not fit the 4 tasks .*: 'worker' would have -1[.]"),
+        ({"ps": -1, "worker": -1}, "'worker' would have -1[.] .* of which one may be -1"),
+        ({"ps": 1.0, "worker": 3}, "'ps' would have 1.0[.] .* whole numbers"),
+        ({"ps": "1", "worker": -1}, "'ps' would have '1'[.] "),
+        ({"ps": None}, "'ps' would have None[.] "),
+        ({None: 4}, "None would have 4[.] "),
+        ({"chief": 2, "worker": -1}, "'chief' would have 2[.] .* at most one chief"),
+        ({"chief": -1}, "'chief' would have 4[.] .* at most one chief"),
+        ({}, "jobs={} do not fit .*: they sum to 0[.] .* Change jobs or the number of tasks[.]$"),
         (["worker"], "Expected counts by job name"),
+        (5, "jobs=5 do not fit .* Expected counts by job name"),
     ],
 )
 def test_jobs_that_do_not_fit(jobs: Any, message: str) -> None:
@@ -125,17 +130,20 @@ def test_jobs_that_do_not_fit(jobs: Any, message: str) -> None:
     [
         ({"placement": "even"}, "placement='even': expected one of spread, rank"),
         ({"layout": "yes"}, "layout='yes': expected one of auto, "),
+        ({"jobs": 5}, "jobs=5 do not fit .* Expected counts by job name"),
         ({"het_groups": {"worker": 0}}, r"needs 4 tasks of component 0, .* this step are \[\]"),
         (
             {"jobs": {"mesh": 4}, "het_groups": {"mush": 0}},
-            "het_groups=.'mush': 0.: expected one of chief, .* evaluator, mesh[.]",
+            "het_groups=.'mush': 0.: expected a mapping from these names .* evaluator, mesh[.]",
         ),
-        ({"gpu_jobs": ["wrkr"]}, "gpu_jobs=.'wrkr'.: expected one of chief, .* evaluator[.]"),
-        ({"gpu_jobs": "worker"}, "gpu_jobs='worker': expected one of chief"),
+        ({"het_groups": 5}, "het_groups=5: expected a mapping"),
+        ({"gpu_jobs": ["wrkr"]}, "gpu_jobs=.'wrkr'.: expected a collection of .* evaluator[.]"),
+        ({"gpu_jobs": "worker"}, "gpu_jobs='worker': expected a collection of these names: chief"),
     ],
 )
 def test_keywords_that_make_no_sense(keywords: Fields, message: str) -> None:
-    with pytest.raises(JobsError, match=message):
+    error = sr.LayoutError if "layout" in keywords else JobsError
+    with pytest.raises(error, match=message):
         sr.resolve(environ=TASK, **keywords)
 
 
@@ -175,6 +183,16 @@ def heterogeneous() -> Layout:
             {"chief": 2, "ps": 2},
             "w0 w1 c0 w2 p0",
         ),
+        # a parameter server on each node, though a worker has the first rank of one
+        (
+            {
+                "evaluator": 1,
+                "ps": 3,
+                "worker": 1,
+            },
+            {"worker": 2},
+            "p0 e0 w0 p1 p2",
+        ),
     ],
 )
 def test_het_groups(jobs: Counts, het_groups: Counts, played: str) -> None:
@@ -188,8 +206,9 @@ def test_het_groups(jobs: Counts, het_groups: Counts, played: str) -> None:
         (
             {"ps": 1, "worker": 4},
             {"ps": 1},
-            r"'ps' needs 1 tasks of component 1, which has 0 free ones; .* \[0, 2\]",
+            r"'ps' needs 1 task of component 1, which has 0 free ones; .* \[0, 2\]",
         ),
+        ({"ps": 0, "worker": 5}, {"ps": 9}, "'ps' needs 0 tasks of component 9, which has 0"),
     ],
 )
 def test_het_groups_that_do_not_fit(jobs: Counts, het_groups: Counts, message: str) -> None:

@@ -48,14 +48,28 @@ def test_only_the_first_field_of_a_distribution_places_tasks(text: str, distribu
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "read"),
+    [
+        ("SLURM_RESOLVER", "OFF", "off"),
+        ("SLURM_RESOLVER_REPORT", "On", "on"),
+        ("SLURM_STEP_RESV_PORTS", "23002,23001-23002", (23002, 23001)),
+    ],
+)
+def test_the_same_value_may_be_written_differently(name: str, value: str, read: Any) -> None:
+    step = SlurmStep.read({name: value})
+    assert getattr(step, VARIABLES[name].field) == read
+
+
+@pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("SLURM_PROCID", "٣", "a whole number from 0"),
+        ("SLURM_PROCID", "٣", "a whole number from 0 upwards"),
         ("SLURM_STEP_NUM_TASKS", "0", "a whole number from 1"),
         ("SLURM_STEP_NODELIST", "n[1-", "not closed"),
         ("SLURM_STEP_NODELIST", "a[0-65535]b[0-65535]", "more than 16,777,216 hosts"),
         ("SLURM_STEP_TASKS_PER_NODE", "-2", "counts such as"),
         ("SLURM_STEP_RESV_PORTS", "65530-65536", "ports such as"),
+        ("SLURM_STEP_RESV_PORTS", "23001],[23002", "ports such as"),
         ("SLURM_DISTRIBUTION", "zigzag", "block, cyclic, plane or arbitrary"),
         ("SLURM_HET_SIZE", "1000000", "a whole number from 0 to 128"),
         ("SLURM_RESOLVER", "no", "on or off"),
