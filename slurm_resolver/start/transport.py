@@ -1,4 +1,4 @@
-"""Which library reduces the gradients.
+"""Whether TensorFlow can use a task's GPUs, and which library reduces the gradients.
 
 TensorFlow's strategy uses NCCL only if its CommunicationOptions ask for it; otherwise the gradients
 of GPUs use gRPC (``AssignCollectiveType`` in collective_param_resolver_local.cc). NCCL needs GPUs
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from slurm_resolver.cluster.cluster import Cluster
@@ -23,6 +24,7 @@ CUDA_REMEDY = (
     "pip uninstall tensorflow-cpu, then pip install 'tensorflow[and-cuda]'; on aarch64, where pip "
     "has no TensorFlow with CUDA, use NVIDIA's container (nvcr.io/nvidia/tensorflow)"
 )
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class TaskDevices(NamedTuple):
@@ -103,3 +105,16 @@ def find_transport(tasks: Mapping[str, TaskDevices]) -> tuple[bool, str, str]:
 
 def _slow(why: str, remedy: str = "") -> tuple[bool, str, str]:
     return False, f"gradients use gRPC (slow), because {why}", remedy
+
+
+def why_no_gpu(cuda: bool, rocm: bool) -> str:
+    """Returns why TensorFlow, built for `cuda` or `rocm`, finds no GPU, and what to do."""
+    if not cuda and not rocm:
+        return f"TensorFlow was built without CUDA: {CUDA_REMEDY}"
+    if cuda and not _DRIVER.exists():
+        return "NVIDIA's driver is not loaded on this node: tell its administrators"
+    return (
+        "a library is missing, which TensorFlow names at its start (Cannot dlopen some GPU "
+        "libraries): load the site's CUDA or ROCm module; for NVIDIA on x86_64, pip install "
+        "'tensorflow[and-cuda]'"
+    )

@@ -19,10 +19,10 @@ from slurm_resolver.log import tell_once, warn_once
 from slurm_resolver.start.probe import listening
 from slurm_resolver.start.ready import wait_until_ready
 from slurm_resolver.start.transport import (
-    CUDA_REMEDY,
     TaskDevices,
     find_transport,
     task_devices,
+    why_no_gpu,
 )
 from slurm_resolver.tf.resolver_cluster import cluster_of
 
@@ -100,13 +100,10 @@ def choose_communication(
     if cluster is None:
         return of_program
     if cluster.gpus and not usable:
+        why = why_no_gpu(tf.test.is_built_with_cuda(), tf.test.is_built_with_rocm())
         warn_once(
             f"Slurm grants this task the GPUs {','.join(cluster.gpus)}, but TensorFlow finds none "
-            "and computes on CPUs. If it was built without CUDA (built with CUDA or ROCm: "
-            f"{tf.test.is_built_with_gpu_support()}), {CUDA_REMEDY}. Else NVIDIA's driver is not "
-            "loaded on this node (no /proc/driver/nvidia/version): tell its administrators; or a "
-            "library is missing, which TensorFlow names at its start (Cannot dlopen some GPU "
-            "libraries): load the site's CUDA or ROCm module"
+            f"and computes on CPUs: {why}"
         )
     nccl = usable > 1
     if group:
