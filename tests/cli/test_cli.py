@@ -60,6 +60,8 @@ def test_a_terminal_that_knows_ascii_only_is_no_error(words: Strings) -> None:
         ("exec --wait=nan -- true", "argument --wait: 'nan': expected seconds, a number from 0"),
         ("show --placement sprad", "argument --placement: invalid choice: 'sprad'"),
         ("show --jobs ps", "argument --jobs: 'ps': expected NAME=NUMBER"),
+        ("show --jobs =1", "'=1': expected NAME=NUMBER"),
+        ("show --jobs ps=1_0", "'ps=1_0': expected NAME=NUMBER"),
         ("show --jobs ps=1,ps=2", "'ps=1,ps=2': expected NAME=NUMBER,…, each name once"),
         ("show --port-base 70000", "--port-base: '70000': expected a number from 1 to 65535"),
         ("status --port x", "argument --port: 'x': expected a number from 1 to 65535"),
