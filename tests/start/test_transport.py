@@ -10,6 +10,7 @@ from kinds import Texts
 from task_variables import ONE_NODE
 
 from slurm_resolver import resolve
+from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.preflight.step_checks import check_gpus
 from slurm_resolver.start import transport
 from slurm_resolver.start.transport import (
@@ -78,18 +79,50 @@ def test_nccl_needs_gpus_of_its_own(tasks: list[TaskDevices], told: str) -> None
     assert sentence.startswith(told)
 
 
+ALONE = "2 tasks with GPUs"
+TWO = "worker worker"
+
+
 @pytest.mark.parametrize(
-    ("gpus", "status", "told"),
+    ("gpus", "jobs", "status", "told"),
     [
-        ([], "skipped", "none is used"),
-        ([devices("n1", "0"), devices("n1", "1")], "ok", f"2 tasks with GPUs; {NCCL}"),
-        (SHARE, "warning", f"{SLOW}rank 0 and rank 1 share GPU 3: start one task for each"),
-        (OWN, "warning", f"{NCCL} through the host's memory, because rank 0 and rank 1 cannot"),
+        ([], "", "skipped", "no task has any"),
+        (
+            [devices("n1", "0"), devices("n1", "1")],
+            TWO,
+            "ok",
+            f"{ALONE}; {NCCL}",
+        ),
+        (SHARE, TWO, "warning", f"{SLOW}rank 0 and rank 1 share GPU 3: start one task for each"),
+        (
+            OWN,
+            TWO,
+            "warning",
+            f"{NCCL} through the host's memory, because rank 0 and rank 1 cannot",
+        ),
+        (SHARE, "worker evaluator", "ok", "2 tasks with GPUs"),
+        (OWN, "worker evaluator", "ok", ALONE),
     ],
 )
-def test_what_check_says(gpus: list[TaskDevices], status: str, told: str) -> None:
-    result = check_gpus(dict(enumerate(gpus)))
-    assert (result.status, result.detail[: len(told)]) == (status, told)
+def test_what_check_says(gpus: list[TaskDevices], jobs: str, status: str, told: str) -> None:
+    result = check_gpus(
+        dict(enumerate(gpus)),
+        [
+            Task(
+                rank,
+                "n1",
+                rank,
+                job,
+                0,
+                f"n1:{rank}",
+            )
+            for rank, job in enumerate(jobs.split())
+        ],
+    )
+    assert (
+        result.status,
+        result.detail[: len(told)],
+    ) == (status, told)
 
 
 STEP = {**ONE_NODE, "SLURM_GPUS_ON_NODE": "2"}
