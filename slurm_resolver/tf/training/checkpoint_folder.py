@@ -73,15 +73,11 @@ class CheckpointFolder:
         """
         problem = self._find_problem() if self._ranks.leads else ""
         found = [int(name[5:-6]) for name in self._list(r"ckpt-\d+\.index")]
-        seen = self._ranks.compare("the restore", [problem, sorted(found, reverse=True)])
-        (problem, numbers), *others = seen.values()  # the leader's come first
-        if not problem and not numbers and any(other for _, other in others):
-            problem = (
-                f"the leader finds no checkpoint in {self.directory!r}, and another rank does: all "
-                "nodes must share the folder."
-            )
+        seen = list(self._ranks.compare("the restore", [problem, found]).values())
+        problem = seen[0][0]  # the leader's
         if problem:
             raise ResumeError(problem)
+        numbers = sorted({number for _, found in seen for number in found}, reverse=True)
         path = self._restore_readable(numbers)
         counter = self._checkpoint.save_counter  # which this creates, in all ranks
         if numbers:  # the next save must not overwrite a checkpoint that could not be read
