@@ -31,6 +31,7 @@ from slurm_resolver.log import warn
 from slurm_resolver.tf.causes import cause_of
 from slurm_resolver.tf.keras.files.callback_files import setting
 from slurm_resolver.tf.training.termination import SavingRanks
+from slurm_resolver.wording import shorten
 
 _OWNER = "slurm_resolver.owner"
 # The files of an interrupted save.
@@ -94,10 +95,8 @@ class CheckpointFolder:
         for number in numbers:
             path = self._path(f"ckpt-{number}")
             seen = self._ranks.compare("the restore", self._restore(path))
-            found = [
-                f"{path}: {damage}, as seen by {rank}" for rank, damage in seen.items() if damage
-            ]
-            if not found:
+            damage_of = {rank: damage for rank, damage in seen.items() if damage}
+            if not damage_of:
                 if damages and self._ranks.leads:
                     warn(
                         "a checkpoint cannot be read (%s); it is left as it is, and %s is used "
@@ -106,7 +105,8 @@ class CheckpointFolder:
                         path,
                     )
                 return path
-            damages.append(found[0])
+            damage = next(iter(damage_of.values()))
+            damages.append(f"{path}: {damage}, as seen by {shorten([*damage_of])}")
         if damages:
             raise ResumeError(
                 f"none of the checkpoints in {self.directory!r} can be read: {'; '.join(damages)}. "

@@ -339,13 +339,14 @@ def test_what_one_rank_cannot_read_no_rank_uses(folder: Path, caplog: Logged) ->
     others = iter([["", [4, 3]], "its disk is broken", ""])
 
     def compare(purpose: str, value: Any) -> Fields:
-        return {"worker 0": value, "worker 1": next(others)}
+        other = next(others)
+        return {"worker 0": value, "worker 1": other, "worker 2": other}
 
     assert (
         open_folder(folder, tf.train.Checkpoint(), compare=compare).restore_newest()
         == f"{folder}/ckpt-3"
     )
-    assert f"({folder}/ckpt-4: its disk is broken, as seen by worker 1)" in caplog.text
+    assert f"({folder}/ckpt-4: its disk is broken, as seen by worker 1, worker 2)" in caplog.text
 
 
 def test_what_is_wrong_with_the_folder_all_ranks_raise(tmp_path: Path) -> None:
