@@ -81,7 +81,6 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
 
     restores_all_workers = True  # so each worker needs it
     _data: Any = None  # of the current fit: makes the iterators
-    _first: Any = None  # the callback that comes before all others
     _iterator: Any = None  # over the data
 
     def __init__(
@@ -107,6 +106,11 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         """
         super().__init__()
         self.state = state
+        # Comes before all other callbacks, and this one after them.
+        self._first = keras.callbacks.LambdaCallback(
+            on_epoch_begin=self._before_epoch,
+            on_epoch_end=self._add_logs,
+        )
         self._directory = directory
         self._other_data = other_data
         self._arguments: dict[str, Any] = {
@@ -142,7 +146,9 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         problem = private_names.find_problem(private_names.ResumeName, self.model, data, callbacks)
         if problem:
             raise problem
-        self._come_last(callbacks)
+        ours = (self, self._first)  # Keras' list may be that of an earlier fit
+        self._others = [other for other in callbacks.callbacks if other not in ours]
+        callbacks.callbacks = [self._first, *self._others, self]
         self._data = data
         self._states: Any = None  # of the other callbacks, from the first epoch on
         self._functions: set[str] | None = None  # those that were there before the first step
@@ -169,15 +175,6 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._go_to_step(fit, data, findings.again)
         private_names.ENUMERATE_ITERATOR.replace(self._enumerate_iterator, owner=data)
         private_names.CATCH_STOP_ITERATION.replace(self._around_steps, owner=data)
-
-    def _come_last(self, callbacks: keras.callbacks.CallbackList) -> None:
-        """Moves to the end of Keras' list of all callbacks, and puts a helper before them."""
-        ours = (self, self._first)  # Keras' list may be that of an earlier fit
-        self._others = [other for other in callbacks.callbacks if other not in ours]
-        self._first = keras.callbacks.LambdaCallback(
-            on_epoch_begin=self._before_epoch, on_epoch_end=self._add_logs
-        )
-        callbacks.callbacks = [self._first, *self._others, self]
 
     def _restore(self) -> None:
         """Builds the model, and restores the newest checkpoint of this fit."""

@@ -200,9 +200,9 @@ class CallbackStates:
 def _overwritten_files(callback: object) -> Iterator[str]:
     """Yields the paths of the files that a callback has opened to write from the beginning."""
     for value in vars(callback).values():
-        mode = str(getattr(value, "mode", ""))
-        path = str(getattr(value, "name", ""))
-        if isinstance(value, io.IOBase) and mode[:1] in "wx" and os.path.isfile(path):
+        mode = str(getattr(value, "mode", "r"))
+        path = getattr(value, "name", "")
+        if isinstance(value, io.IOBase) and mode[0] in "wx" and os.path.isfile(path):
             yield path
 
 

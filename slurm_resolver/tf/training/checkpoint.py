@@ -165,24 +165,27 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
 
     def say_start(self, epochs: int) -> None:
         """Logs where the training resumes; as a warning, which Python shows without settings."""
+        if not self.leads:
+            return
         step = self._ranks.step
         restarts = (step.restart_count or 0) + (step.step_restart or 0)
-        if not self.leads or not (self.restored or (restarts and self._is_first)):
-            return
-        text = (
-            f"training starts from the beginning: {self._folder.directory!r} holds no checkpoint, "
-            f"but this is restart {restarts} of the job. Check that the job saves before it ends, "
-            "and into this folder"
-        )
-        if self.restored:
+        if self.restored and self.epoch >= epochs:
+            warn(
+                "nothing is left to train: %s was saved after epoch %s. To train again, remove the "
+                "folder or raise the number of epochs",
+                self.restored,
+                self.epoch,
+            )
+        elif self.restored:
             # `supervise` reads this line.
-            text = f"training resumes from {self.restored}, saved {self._at}"
-            if self.epoch >= epochs:
-                text = (
-                    f"nothing is left to train: {self.restored} was saved after epoch "
-                    f"{self.epoch}. To train again, remove the folder or raise the number of epochs"
-                )
-        warn("%s", text)
+            warn("training resumes from %s, saved %s", self.restored, self._at)
+        elif restarts and self._is_first:
+            warn(
+                "training starts from the beginning: %r holds no checkpoint, but this is restart "
+                "%s of the job. Check that the job saves before it ends, and into this folder",
+                self._folder.directory,
+                restarts,
+            )
 
     def save_if_due(self) -> None:
         """Saves if a signal has come to any rank (and does not return), or if a save is due."""

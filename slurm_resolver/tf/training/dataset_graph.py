@@ -157,9 +157,11 @@ def _seeds_of(node: NodeDef, body: Nodes) -> list[int]:
         return [node.attr["seed"].i, node.attr["seed2"].i]
     first = _SEEDS.get(node.op, len(node.input))
     sources = [body.get(name.split(":")[0], node) for name in node.input[first : first + 2]]
-    if any(source.op != "Const" for source in sources):  # not known before the function runs
-        return []
-    return [int(tf.make_ndarray(source.attr["value"].tensor)) for source in sources]
+    # One that a function computes is a seed.
+    return [
+        source.op != "Const" or int(tf.make_ndarray(source.attr["value"].tensor))
+        for source in sources
+    ]
 
 
 def _called(callers: list[NodeDef], bodies: Bodies) -> list[NodeDef]:
