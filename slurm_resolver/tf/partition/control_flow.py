@@ -26,7 +26,7 @@ from slurm_resolver.tf.partition.emission import Emission, Plan, Split, shape_of
 from slurm_resolver.tf.partition.inlining import CALLS
 from slurm_resolver.tf.partition.lists import WholeListsError, join
 from slurm_resolver.tf.partition.operation import Operation
-from slurm_resolver.tf.partition.row_loops import STACKS, row_loop
+from slurm_resolver.tf.partition.row_loops import row_loop
 from slurm_resolver.tf.partition.sizes import is_count
 from slurm_resolver.tf.partition.values import (
     LOCAL,
@@ -73,7 +73,7 @@ def condition(planner: Plan, op: Operation, given: Values) -> Split:
 
 def loop(planner: Plan, op: Operation, given: Values) -> Split:
     """While: its variables are the same kind of value in each round."""
-    if not STACKS.isdisjoint(given):
+    if any(value.role for value in given):
         return row_loop(op)
     body = op.function("body")
     values = list(given)

@@ -16,7 +16,7 @@ from slurm_resolver.tf.partition.emission import Split
 from slurm_resolver.tf.partition.operation import Operation, Rules
 from slurm_resolver.tf.partition.sizes import is_count
 from slurm_resolver.tf.partition.values import (
-    OWN,
+    OWNS,
     SAME,
     Kind,
     Literal,
@@ -47,7 +47,7 @@ def wholes(op: Operation) -> list[Value]:
     Raises:
         WholeListsError: if one is a list of parts.
     """
-    if any(one.is_list and one.element not in (None, SAME) for one in op.raw):
+    if any(one.is_list and (one.role or one.element not in (None, SAME)) for one in op.raw):
         raise WholeListsError
     return [one if one.is_list else SAME for one in op.raw]
 
@@ -65,7 +65,7 @@ def join(first: Value, second: Value) -> Value:
     for one, other in ((first, second), (second, first)):
         if one.kind is Kind.SAME and other.kind in (Kind.ROWS, Kind.SUM):
             return other
-        if one == list_of(None) and other.is_list and other.element != OWN:
+        if one == list_of(None) and other.is_list and not other.role:
             return other
     if first.element and second.element:
         if first.element == second.element:
@@ -84,7 +84,7 @@ def _open_shape(op: Operation, place: int) -> Want:
 def _element(op: Operation) -> Value:
     """Returns what the elements of the list are that an operation gets first."""
     element = op.raw[0].element
-    if not element or element.kind in (Kind.OWN, Kind.PLACE):
+    if not element:
         raise NotByPartError("a list without elements, or of rows")
     return element
 
@@ -95,15 +95,15 @@ def from_tensor(op: Operation) -> Split:
     A list of all rows is one of a replica's own rows, such as `tf.map_fn` takes them.
     """
     value = op.values[0]
-    element = SAME
+    found = list_of(SAME)
     if value in (SAME, rows()) and is_count(op.sizes.size(op.node.inputs[0], 0), rows()):
-        element = OWN
+        found = OWNS
         value = rows()
     elif value.has_rows:
         if value.axis == 0:
             raise NotByPartError("a loop over several batches")
-        element = value.at(value.axis - 1)
-    return op.split(list_of(element), value, _open_shape(op, 1))
+        found = list_of(value.at(value.axis - 1))
+    return op.split(found, value, _open_shape(op, 1))
 
 
 def add(op: Operation) -> Split:
@@ -131,7 +131,7 @@ def read(op: Operation) -> Split:
     The last input is the shape of an element: that of the replica's rows.
     """
     given, *others, _ = op.values
-    if given == list_of(OWN) and op.attribute("num_elements") == -1:  # of a stack
+    if given == OWNS and op.attribute("num_elements") == -1:  # of a stack
         return op.split(rows(), given)
     element = _element(op)
     result = element

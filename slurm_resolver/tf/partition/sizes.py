@@ -104,6 +104,11 @@ class SizesOf:
         first, second = map(self.scratch.numbers, self._pair(number))
         return None if first is None or second is None else (first, second)
 
+    def are(self, number: int, expected: Pair[npt.ArrayLike]) -> bool:
+        """Whether a tensor is known to have these numbers for both N, in any shape."""
+        found = map(np.ravel, self.numbers(number) or ())
+        return [*map(np.array_equal, found, map(np.ravel, expected))] == [True, True]
+
     def known(self, number: int) -> tuple[Shape | None, Pair[Any] | None]:
         """Returns the shape of a tensor, and its numbers if it may be a shape, for `bind`."""
         tensor = self.flat.tensors[number]
