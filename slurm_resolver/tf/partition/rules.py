@@ -130,6 +130,8 @@ def told_sizes(op: Operation) -> Split:
             )
         return list(map(tf.reduce_prod, shapes)) if op.kind == "Size" else shapes
 
+    if any(op.tensor(place).shape.rank is None for place in op.divided):
+        raise NotByPartError("an unknown rank")
     return op.split(
         SAME,
         *op.raw,
