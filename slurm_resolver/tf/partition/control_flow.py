@@ -36,6 +36,7 @@ from slurm_resolver.tf.partition.values import (
     TensorNumbers,
     Tensors,
     Values,
+    by_kind,
 )
 
 
@@ -167,12 +168,9 @@ def statistics(planner: Plan, op: Operation, given: Values) -> Split:
 
 # The rules get the planner, the operation, and what it is given: all of this is whole if it has to
 # be computed whole.
-CONTROL_FLOW: dict[str, Callable[[Plan, Operation, Values], Split]] = {
-    **dict.fromkeys(CALLS, statistics),
-    "Case": condition,
-    "If": condition,
-    "StatelessCase": condition,
-    "StatelessIf": condition,
-    "StatelessWhile": loop,
-    "While": loop,
+_RULES: dict[str, Callable[[Plan, Operation, Values], Split]] = {
+    "Case If StatelessCase StatelessIf": condition,
+    "StatelessWhile While": loop,
+    " ".join(CALLS): statistics,
 }
+CONTROL_FLOW = by_kind(_RULES)

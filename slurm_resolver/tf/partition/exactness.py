@@ -23,6 +23,7 @@ from slurm_resolver.tf.partition.values import (
     Numbers,
     Pair,
     Samples,
+    by_kind,
     names,
 )
 
@@ -40,11 +41,13 @@ TELLING = names("Shape ShapeN Size")
 _WIDE = (tf.int32, tf.int64)
 # These take a part, or have the smaller one of two sizes. No number of the samples is certain if an
 # input depends on N, from this place on.
-DECIDED_BY_NUMBERS = {
-    **dict.fromkeys(names("GatherV2 Slice"), 1),
-    **dict.fromkeys(names("MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 Qr Svd"), 0),
-    "Range": 2,
-}
+DECIDED_BY_NUMBERS = by_kind(
+    {
+        "GatherV2 Slice": 1,
+        "MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 Qr Svd": 0,
+        "Range": 2,
+    }
+)
 
 
 def sizes_of(outer: int, inner: int) -> Pair[int]:

@@ -25,6 +25,7 @@ from slurm_resolver.tf.partition.values import (
     Value,
     Want,
     as_tuple,
+    by_kind,
     list_of,
     rows,
 )
@@ -175,4 +176,4 @@ _RULES: Rules = {
     "TensorListLength": lambda op: op.split(SAME, list_of(_element(op))),
     "TensorListPushBack TensorListSetItem": add,
 }
-LIST_RULES: Rules = {kind: rule for kinds, rule in _RULES.items() for kind in kinds.split()}
+LIST_RULES = by_kind(_RULES)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
@@ -36,6 +36,7 @@ from slurm_resolver.tf.partition.values import (
     NotByPartError,
     Sizes,
     Tensors,
+    by_kind,
     names,
 )
 
@@ -202,14 +203,13 @@ _LINEAR = names("""
 """)
 # These are so in one of the inputs at these places, such as a gradient of a function in that of its
 # result.
-_PRODUCTS = {
-    **dict.fromkeys(names("BatchMatMulV2 BatchMatMulV3 Einsum MatMul Mul"), (0, 1)),
-    **dict.fromkeys(names("Div DivNoNan RealDiv"), (0,)),
-    **dict.fromkeys(
-        names("InvGrad ReciprocalGrad RsqrtGrad SigmoidGrad SqrtGrad TanhGrad"),
-        (1,),
-    ),
-}
+_PRODUCTS: dict[str, Sequence[int]] = by_kind(
+    {
+        "BatchMatMulV2 BatchMatMulV3 Einsum MatMul Mul": (0, 1),
+        "Div DivNoNan RealDiv": (0,),
+        "InvGrad ReciprocalGrad RsqrtGrad SigmoidGrad SqrtGrad TanhGrad": (1,),
+    }
+)
 
 
 def linear(op: Operation) -> Split | None:

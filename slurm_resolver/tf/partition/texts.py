@@ -26,7 +26,7 @@ from slurm_resolver.tf.partition.values import (
     Kind,
     NotByPartError,
     as_tuple,
-    names,
+    by_kind,
     rows,
 )
 
@@ -36,14 +36,12 @@ _SLICES = {
     ("shape", (0,), 0, 0, 1): "count",
 }
 _MASKS = ("begin_mask", "end_mask", "shrink_axis_mask")
-_BY_WORD = names(
-    """
+_BY_WORD = """
     AddV2 Cast Equal FloorMod Greater GreaterEqual Identity Less LessEqual LogicalAnd LogicalNot
     LogicalOr LookupTableFindV2 Maximum Minimum Mul NotEqual SelectV2 StaticRegexReplace
     StringLength StringLower StringStrip StringToHashBucketFast StringToHashBucketStrong
     StringToNumber StringUpper Sub
-    """
-)
+"""
 
 
 def split_texts(op: Operation) -> Split:
@@ -90,8 +88,10 @@ def _table(op: Operation) -> Split:
     return op.split(texts, *op.values)
 
 
-OF_WORDS: Rules = {
-    **dict.fromkeys(_BY_WORD, _by_word),
-    "RaggedTensorToTensor": _table,
-    "StridedSlice": _slice,
-}
+OF_WORDS: Rules = by_kind(
+    {
+        _BY_WORD: _by_word,
+        "RaggedTensorToTensor": _table,
+        "StridedSlice": _slice,
+    }
+)

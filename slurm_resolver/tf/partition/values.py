@@ -147,3 +147,8 @@ def as_tuple(array: Any) -> Any:
 def names(text: str) -> frozenset[str]:
     """Returns the words of a text, such as types of operations."""
     return frozenset(text.split())
+
+
+def by_kind(table: dict[str, T]) -> dict[str, T]:
+    """Returns a table by types of operations, given one whose keys are several of them."""
+    return {kind: one for kinds, one in table.items() for kind in kinds.split()}
