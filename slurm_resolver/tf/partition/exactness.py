@@ -21,7 +21,6 @@ from slurm_resolver.tf.partition.values import (
     COUNTS,
     NotByPartError,
     Numbers,
-    Pair,
     Samples,
     by_kind,
     names,
@@ -50,18 +49,13 @@ DECIDED_BY_NUMBERS = by_kind(
 )
 
 
-def sizes_of(outer: int, inner: int) -> Pair[int]:
-    """Returns outer · N · inner for both N."""
-    first, second = (outer * count * inner for count in COUNTS)
-    return first, second
-
-
 def batches(sizes: Sequence[float] | None, inner: int = 1) -> int | None:
     """Returns how many batches of N · inner places the sizes for both N are; None for others."""
     if sizes is None:
         return None
-    outer = int(sizes[0]) // (COUNTS[0] * inner)
-    return outer if sizes_of(outer, inner) == tuple(sizes) else None
+    divided = (divmod(int(size), count * inner) for size, count in zip(sizes, COUNTS))
+    (outer, rest), *others = set(divided)
+    return None if rest or others else outer
 
 
 def is_exact(operation: tf.Operation, numbers: Iterable[Samples | None]) -> bool:

@@ -38,8 +38,7 @@ def _is_each_row(op: Operation, number: int) -> bool:
             and sizes.are(single, (0, 0))
             and _is_each_row(op, several)
         )
-    first, second = COUNTS
-    return sizes.are(number, (np.arange(first), np.arange(second)))
+    return sizes.are(number, map(np.arange, COUNTS))
 
 
 def _copies(op: Operation, axis: int) -> Split | None:

@@ -24,7 +24,6 @@ from slurm_resolver.tf.partition.values import (
     Sizes,
     Value,
     Want,
-    as_tuple,
     by_kind,
     list_of,
     rows,
@@ -68,18 +67,16 @@ def join(first: Value, second: Value) -> Value:
             return other
         if one == list_of(None) and other.is_list and not other.role:
             return other
-    if first.element and second.element:
-        if first.element == second.element:
-            return list_of(first.element)  # with other numbers
-        if first.element.is_list:
-            return list_of(join(first.element, second.element))
+    element = first.element
+    if element and second.element and (element == second.element or element.is_list):
+        return list_of(join(element, second.element))  # it may have had other numbers
     raise NotByPartError("another kind of value on another path")
 
 
 def _open_shape(op: Operation, place: int) -> Want:
     """Returns the shape of elements for a new list: open where it depends on the rows."""
     first, second = op.sizes.numbers(op.node.inputs[place]) or (0, 1)
-    return Literal(as_tuple(np.where(first == second, first, -1)), op.tensor(place).dtype)
+    return Literal(np.where(first == second, first, -1).tolist(), op.tensor(place).dtype)
 
 
 def _element(op: Operation) -> Value:
@@ -118,7 +115,7 @@ def add(op: Operation) -> Split:
         tensor = op.tensor(place)
         if element == SAME and tensor.dtype.is_integer and tensor.shape.rank == 1:
             numbers = op.sizes.numbers(op.node.inputs[place])
-            added = added._replace(numbers=numbers and tuple(map(as_tuple, numbers)))
+            added = added._replace(numbers=numbers and tuple(map(tuple, numbers)))
         found = join(found, added)
     element = found.element or element
     if element.has_rows and op.beside(place, element) == SAME:

@@ -20,6 +20,7 @@ from slurm_resolver.tf.partition.exactness import batches
 from slurm_resolver.tf.partition.operation import RESULT, Operation
 from slurm_resolver.tf.partition.rules import by_equation
 from slurm_resolver.tf.partition.sizes import is_count
+from slurm_resolver.tf.partition.slices import rows_of_result
 from slurm_resolver.tf.partition.values import (
     SAME,
     NotByPartError,
@@ -105,10 +106,7 @@ def first_rows(shape: Shape) -> Value:
 def tile(op: Operation) -> Split:
     """Tile, also of the rows one batch after another."""
     value = op.of_rows()
-    outer = batches(op.size(value.axis, RESULT), value.inner)
-    if not outer:
-        raise NotByPartError("N times the rows")
-    return op.split(value._replace(outer=outer), value)
+    return op.split(rows_of_result(op, value), value)
 
 
 def concatenate(op: Operation) -> Split:

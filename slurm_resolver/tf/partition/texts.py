@@ -25,7 +25,6 @@ from slurm_resolver.tf.partition.values import (
     SAME,
     Kind,
     NotByPartError,
-    as_tuple,
     by_kind,
     rows,
 )
@@ -55,9 +54,10 @@ def split_texts(op: Operation) -> Split:
 def _by_word(op: Operation) -> Split:
     """Each result is computed of a word, and of what all words have in common."""
     first = next(one for one in op.raw if one.kind is Kind.WORDS)
-    beside = [place for place, one in enumerate(op.values) if one != first]
     # A replica counts its own texts from 0.
-    if first.role != "words" or any(op.values[one] != SAME or op.rank(one) for one in beside):
+    if first.role != "words" or any(
+        one != first and (one != SAME or op.rank(place)) for place, one in enumerate(op.values)
+    ):
         raise NotByPartError("words beside others, or their places")
     return op.split(first, *op.values)
 
@@ -66,7 +66,7 @@ def _slice(op: Operation) -> Split:
     """StridedSlice: the text of each word, or the number of texts."""
     words = op.raw[0]
     masks = map(op.attribute, _MASKS)
-    part = _SLICES.get((words.role, as_tuple(op.constant(1)), *masks))
+    part = _SLICES.get((words.role, tuple(op.constant(1)), *masks))
     if not part or (op.constant(3) != 1).any():
         raise NotByPartError("some of the words, or in another order")
     return op.split(words._replace(role=part), words)

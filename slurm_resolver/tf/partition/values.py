@@ -25,7 +25,6 @@ import enum
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional, TypeVar, Union
 
-import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
@@ -65,7 +64,7 @@ class Value(NamedTuple):
     outer: int = 1
     inner: int = 1
     element: Value | None = None
-    numbers: Pair[tuple[int, ...]] | None = None
+    numbers: tuple[tuple[int, ...], ...] | None = None
     source: object = None
     role: str = ""
 
@@ -137,11 +136,6 @@ class NotByPartError(Exception):
 
 class PlanError(Exception):
     """Raised if a step can be neither divided nor computed whole in the replicas."""
-
-
-def as_tuple(array: Any) -> Any:
-    """Returns the numbers of an array as nested tuples, which can be compared."""
-    return tuple(map(as_tuple, array)) if np.ndim(array) else np.asarray(array).item()
 
 
 def names(text: str) -> frozenset[str]:
