@@ -147,16 +147,16 @@ def statistics(planner: Plan, op: Operation, given: Values) -> Split:
         zip(op.node.inputs, flat.inputs),
         inside=False,
     )
-    for result, number in zip(op.node.outputs, flat.outputs):
+    results = []
+    for result, number, value in zip(op.node.outputs, flat.outputs, plan.outputs):
         planner.sizes.bind(result, plan.sizes.shape(number))
-    results = list(plan.outputs)
-    for place, number in enumerate(flat.outputs):
         if is_whole:
-            results[place] = SAME
-        elif not (results[place].has_rows or results[place].is_list):
-            results[place] = LOCAL
+            value = SAME
+        elif not (value.has_rows or value.is_list):
+            value = LOCAL
             if not flat.tensors[number].shape.is_fully_defined():
                 raise NotByPartError("statistics whose size depends on the rows")
+        results.append(value)
     if LOCAL in results and (SUM in op.raw or LOCAL in op.raw):
         raise WholeListsError
     return op.split(

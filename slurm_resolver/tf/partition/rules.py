@@ -61,8 +61,10 @@ def by_equation(op: Operation, equation: str, *, adds: bool = False) -> Split:
         raise NotByPartError("all rows together, or in another order")
     largest = places[0]
     if places[1:]:
-        sizes = [math.prod(size[0] for size in op.shape(place) if size) for place in places]
-        largest = places[sizes.index(max(sizes))]
+        largest = max(
+            places,
+            key=lambda place: math.prod(size[0] for size in op.shape(place) if size),
+        )
     value = op.values[largest]
     label = labels[largest]
     wants = [op.beside(place, value.at(term.find(label))) for place, term in enumerate(terms)]
