@@ -26,7 +26,7 @@ from slurm_resolver.tf.partition.emission import Emission, Plan, Split, shape_of
 from slurm_resolver.tf.partition.inlining import CALLS
 from slurm_resolver.tf.partition.lists import WholeListsError, join
 from slurm_resolver.tf.partition.operation import Operation
-from slurm_resolver.tf.partition.row_loops import STACKS, row_loop
+from slurm_resolver.tf.partition.row_loops import row_loop
 from slurm_resolver.tf.partition.sizes import is_count
 from slurm_resolver.tf.partition.values import (
     LOCAL,
@@ -36,6 +36,7 @@ from slurm_resolver.tf.partition.values import (
     TensorNumbers,
     Tensors,
     Values,
+    by_kind,
 )
 
 
@@ -73,7 +74,7 @@ def condition(planner: Plan, op: Operation, given: Values) -> Split:
 
 def loop(planner: Plan, op: Operation, given: Values) -> Split:
     """While: its variables are the same kind of value in each round."""
-    if not STACKS.isdisjoint(given):
+    if any(value.role for value in given):
         return row_loop(op)
     body = op.function("body")
     values = list(given)
@@ -146,16 +147,16 @@ def statistics(planner: Plan, op: Operation, given: Values) -> Split:
         zip(op.node.inputs, flat.inputs),
         inside=False,
     )
-    for result, number in zip(op.node.outputs, flat.outputs):
+    results = []
+    for result, number, value in zip(op.node.outputs, flat.outputs, plan.outputs):
         planner.sizes.bind(result, plan.sizes.shape(number))
-    results = list(plan.outputs)
-    for place, number in enumerate(flat.outputs):
         if is_whole:
-            results[place] = SAME
-        elif not (results[place].has_rows or results[place].is_list):
-            results[place] = LOCAL
+            value = SAME
+        elif not (value.has_rows or value.is_list):
+            value = LOCAL
             if not flat.tensors[number].shape.is_fully_defined():
                 raise NotByPartError("statistics whose size depends on the rows")
+        results.append(value)
     if LOCAL in results and (SUM in op.raw or LOCAL in op.raw):
         raise WholeListsError
     return op.split(
@@ -167,12 +168,9 @@ def statistics(planner: Plan, op: Operation, given: Values) -> Split:
 
 # The rules get the planner, the operation, and what it is given: all of this is whole if it has to
 # be computed whole.
-CONTROL_FLOW: dict[str, Callable[[Plan, Operation, Values], Split]] = {
-    **dict.fromkeys(CALLS, statistics),
-    "Case": condition,
-    "If": condition,
-    "StatelessCase": condition,
-    "StatelessIf": condition,
-    "StatelessWhile": loop,
-    "While": loop,
+_RULES: dict[str, Callable[[Plan, Operation, Values], Split]] = {
+    "Case If StatelessCase StatelessIf": condition,
+    "StatelessWhile While": loop,
+    " ".join(CALLS): statistics,
 }
+CONTROL_FLOW = by_kind(_RULES)

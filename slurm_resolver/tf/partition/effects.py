@@ -82,10 +82,10 @@ def drawn(op: Operation) -> Split:
             )
 
     def make(emission: Emission, inputs: Tensors) -> Tensors:
-        is_first = emission.rows.replica == 0
-        if is_first or is_harmless:
-            results = create(op.traced, inputs)
-            return results if is_first else list(map(tf.zeros_like, results))
+        if emission.rows.replica == 0:
+            return create(op.traced, inputs)
+        if is_harmless:
+            return list(map(tf.zeros_like, create(op.traced, inputs)))
         return [tf.zeros(output.shape, output.dtype) for output in op.traced.outputs]
 
     return op.split(SUM, make=make)

@@ -186,7 +186,7 @@ class Emission:
             node = self._plan.flat.makers[number]
             outputs = create(node.operation, [self.get(one, SAME) for one in node.inputs])
             return outputs[node.outputs.index(number)]
-        if want.is_list or want == LOCAL:
+        if want.is_list:
             return self._forms[number, value]
         if value == LOCAL and want == SUM:
             return self.weighted(self._forms[number, value])
@@ -217,10 +217,11 @@ class Emission:
 
     def _put_together(self, numbers: TensorNumbers) -> None:
         assert self._add_up, "a plan with collectives in conditions or loops"
-        values = [self._plan.values[number] for number in numbers]
-        kept = [value if value.has_rows else SUM for value in values]
-        tensors = map(self.get, numbers, kept)
-        sent = [sent_part(*one, self.rows) for one in zip(tensors, kept)]
+        sent = []
+        for number in numbers:
+            value = self._plan.values[number]
+            kept = value if value.has_rows else SUM
+            sent.append(sent_part(self.get(number, kept), kept, self.rows))
         for number, total in zip(numbers, self._add_up(sent)):
             self._keep(
                 number,

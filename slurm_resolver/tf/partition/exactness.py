@@ -21,8 +21,8 @@ from slurm_resolver.tf.partition.values import (
     COUNTS,
     NotByPartError,
     Numbers,
-    Pair,
     Samples,
+    by_kind,
     names,
 )
 
@@ -40,25 +40,22 @@ TELLING = names("Shape ShapeN Size")
 _WIDE = (tf.int32, tf.int64)
 # These take a part, or have the smaller one of two sizes. No number of the samples is certain if an
 # input depends on N, from this place on.
-DECIDED_BY_NUMBERS = {
-    **dict.fromkeys(names("GatherV2 Slice"), 1),
-    **dict.fromkeys(names("MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 Qr Svd"), 0),
-    "Range": 2,
-}
-
-
-def sizes_of(outer: int, inner: int) -> Pair[int]:
-    """Returns outer · N · inner for both N."""
-    first, second = (outer * count * inner for count in COUNTS)
-    return first, second
+DECIDED_BY_NUMBERS = by_kind(
+    {
+        "GatherV2 Slice": 1,
+        "MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 Qr Svd": 0,
+        "Range": 2,
+    }
+)
 
 
 def batches(sizes: Sequence[float] | None, inner: int = 1) -> int | None:
     """Returns how many batches of N · inner places the sizes for both N are; None for others."""
     if sizes is None:
         return None
-    outer = int(sizes[0]) // (COUNTS[0] * inner)
-    return outer if sizes_of(outer, inner) == tuple(sizes) else None
+    divided = (divmod(int(size), count * inner) for size, count in zip(sizes, COUNTS))
+    (outer, rest), *others = set(divided)
+    return None if rest or others else outer
 
 
 def is_exact(operation: tf.Operation, numbers: Iterable[Samples | None]) -> bool:

@@ -32,13 +32,13 @@ def _is_each_row(op: Operation, number: int) -> bool:
         # `tf.vectorized_map` selects them if N > 1, and else the number of a single row.
         test, several, single = inputs
         kind, compared = sizes.flat.made(test)
-        limits = [sizes.numbers(one) or () for one in compared]
-        is_test = kind == "Greater" and np.array_equal(limits, (COUNTS, (1, 1)))
-        is_first = not any(map(np.any, sizes.numbers(single) or (True,)))
-        return is_test and is_first and _is_each_row(op, several)
-    pairs = zip(sizes.numbers(number) or (), COUNTS)
-    found = [np.array_equal(np.ravel(one), np.arange(count)) for one, count in pairs]
-    return found == [True, True]
+        return (
+            kind == "Greater"
+            and all(map(sizes.are, compared, (COUNTS, (1, 1))))
+            and sizes.are(single, (0, 0))
+            and _is_each_row(op, several)
+        )
+    return sizes.are(number, map(np.arange, COUNTS))
 
 
 def _copies(op: Operation, axis: int) -> Split | None:

@@ -16,7 +16,7 @@ from slurm_resolver.tf.partition.emission import Split
 from slurm_resolver.tf.partition.operation import Operation, Rules
 from slurm_resolver.tf.partition.sizes import is_count
 from slurm_resolver.tf.partition.values import (
-    OWN,
+    OWNS,
     SAME,
     Kind,
     Literal,
@@ -24,7 +24,7 @@ from slurm_resolver.tf.partition.values import (
     Sizes,
     Value,
     Want,
-    as_tuple,
+    by_kind,
     list_of,
     rows,
 )
@@ -47,7 +47,7 @@ def wholes(op: Operation) -> list[Value]:
     Raises:
         WholeListsError: if one is a list of parts.
     """
-    if any(one.is_list and one.element not in (None, SAME) for one in op.raw):
+    if any(one.is_list and (one.role or one.element not in (None, SAME)) for one in op.raw):
         raise WholeListsError
     return [one if one.is_list else SAME for one in op.raw]
 
@@ -65,26 +65,24 @@ def join(first: Value, second: Value) -> Value:
     for one, other in ((first, second), (second, first)):
         if one.kind is Kind.SAME and other.kind in (Kind.ROWS, Kind.SUM):
             return other
-        if one == list_of(None) and other.is_list and other.element != OWN:
+        if one == list_of(None) and other.is_list and not other.role:
             return other
-    if first.element and second.element:
-        if first.element == second.element:
-            return list_of(first.element)  # with other numbers
-        if first.element.is_list:
-            return list_of(join(first.element, second.element))
+    element = first.element
+    if element and second.element and (element == second.element or element.is_list):
+        return list_of(join(element, second.element))  # it may have had other numbers
     raise NotByPartError("another kind of value on another path")
 
 
 def _open_shape(op: Operation, place: int) -> Want:
     """Returns the shape of elements for a new list: open where it depends on the rows."""
     first, second = op.sizes.numbers(op.node.inputs[place]) or (0, 1)
-    return Literal(as_tuple(np.where(first == second, first, -1)), op.tensor(place).dtype)
+    return Literal(np.where(first == second, first, -1).tolist(), op.tensor(place).dtype)
 
 
 def _element(op: Operation) -> Value:
     """Returns what the elements of the list are that an operation gets first."""
     element = op.raw[0].element
-    if not element or element.kind in (Kind.OWN, Kind.PLACE):
+    if not element:
         raise NotByPartError("a list without elements, or of rows")
     return element
 
@@ -95,15 +93,15 @@ def from_tensor(op: Operation) -> Split:
     A list of all rows is one of a replica's own rows, such as `tf.map_fn` takes them.
     """
     value = op.values[0]
-    element = SAME
+    found = list_of(SAME)
     if value in (SAME, rows()) and is_count(op.sizes.size(op.node.inputs[0], 0), rows()):
-        element = OWN
+        found = OWNS
         value = rows()
     elif value.has_rows:
         if value.axis == 0:
             raise NotByPartError("a loop over several batches")
-        element = value.at(value.axis - 1)
-    return op.split(list_of(element), value, _open_shape(op, 1))
+        found = list_of(value.at(value.axis - 1))
+    return op.split(found, value, _open_shape(op, 1))
 
 
 def add(op: Operation) -> Split:
@@ -117,7 +115,7 @@ def add(op: Operation) -> Split:
         tensor = op.tensor(place)
         if element == SAME and tensor.dtype.is_integer and tensor.shape.rank == 1:
             numbers = op.sizes.numbers(op.node.inputs[place])
-            added = added._replace(numbers=numbers and tuple(map(as_tuple, numbers)))
+            added = added._replace(numbers=numbers and tuple(map(tuple, numbers)))
         found = join(found, added)
     element = found.element or element
     if element.has_rows and op.beside(place, element) == SAME:
@@ -131,7 +129,7 @@ def read(op: Operation) -> Split:
     The last input is the shape of an element: that of the replica's rows.
     """
     given, *others, _ = op.values
-    if given == list_of(OWN) and op.attribute("num_elements") == -1:  # of a stack
+    if given == OWNS and op.attribute("num_elements") == -1:  # of a stack
         return op.split(rows(), given)
     element = _element(op)
     result = element
@@ -175,4 +173,4 @@ _RULES: Rules = {
     "TensorListLength": lambda op: op.split(SAME, list_of(_element(op))),
     "TensorListPushBack TensorListSetItem": add,
 }
-LIST_RULES: Rules = {kind: rule for kinds, rule in _RULES.items() for kind in kinds.split()}
+LIST_RULES = by_kind(_RULES)

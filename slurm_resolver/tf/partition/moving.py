@@ -12,10 +12,7 @@ The places of a replica's rows must still be one block of n · inner for each of
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Any
-
+import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.emission import Split
@@ -23,6 +20,7 @@ from slurm_resolver.tf.partition.exactness import batches
 from slurm_resolver.tf.partition.operation import RESULT, Operation
 from slurm_resolver.tf.partition.rules import by_equation
 from slurm_resolver.tf.partition.sizes import is_count
+from slurm_resolver.tf.partition.slices import rows_of_result
 from slurm_resolver.tf.partition.values import (
     SAME,
     NotByPartError,
@@ -36,42 +34,21 @@ from slurm_resolver.tf.partition.values import (
 def reshape(op: Operation) -> Split:
     """Reshape, if the places of the rows are along one axis of the result."""
     value = op.of_rows()
-    if not (op.rank(RESULT) and is_count(op.size(value.axis), value)):
+    if not is_count(op.size(value.axis), value):
         raise NotByPartError("another number of rows")
-    before, after = op.shape(), op.shape(RESULT)
-    if None in (*before, *after):
-        raise NotByPartError("an unknown size")
-    shapes = (zip(*filter(None, shape)) for shape in (before, after))
-    result, *others = set(map(_reshaped, (value, value), *shapes))
-    if others:
-        raise NotByPartError("the number of rows decides where they are")
-    return op.split(
-        result,
-        value,
-        Sizes(result),
-    )
-
-
-def _reshaped(value: Value, before: Sequence[Any], after: Sequence[Any]) -> Value:
-    """Returns the rows along an axis of the result.
-
-    Args:
-        before: the shape of the input.
-        after: the shape of the result.
-    """
-    if 0 in after:
-        raise NotByPartError("no entries")
-    first = math.prod(before[: value.axis]) * value.outer
-    last = math.prod(before[value.axis + 1 :]) * value.inner
+    # A row for each axis, and a column for each N. Python's numbers have no largest one.
+    before, after = (np.array(op.shape(place), dtype=object) for place in (0, RESULT))
+    if None in before or None in after or not after.all():
+        raise NotByPartError("an unknown size, or no entries")
+    outer = before[: value.axis].prod(axis=0) * value.outer
+    inner = before[value.axis + 1 :].prod(axis=0) * value.inner
     for axis in range(len(after)):
-        outer, mixed = divmod(first, math.prod(after[:axis]))
-        inner, others = divmod(last, math.prod(after[axis + 1 :]))
-        if not mixed and not others:
-            return rows(
-                axis,
-                outer,
-                inner,
-            )
+        first = after[:axis].prod(axis=0)
+        last = after[axis + 1 :].prod(axis=0)
+        if not (outer % first).any() and not (inner % last).any():
+            result, *others = {*map(rows, (axis, axis), outer // first, inner // last)}
+            if not others:
+                return op.split(result, value, Sizes(result))
     raise NotByPartError("rows are mixed")
 
 
@@ -129,10 +106,7 @@ def first_rows(shape: Shape) -> Value:
 def tile(op: Operation) -> Split:
     """Tile, also of the rows one batch after another."""
     value = op.of_rows()
-    outer = batches(op.size(value.axis, RESULT), value.inner)
-    if not outer:
-        raise NotByPartError("N times the rows")
-    return op.split(value._replace(outer=outer), value)
+    return op.split(rows_of_result(op, value), value)
 
 
 def to_blocks(op: Operation) -> Split:

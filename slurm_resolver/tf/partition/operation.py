@@ -141,7 +141,7 @@ class Operation:
             return SAME
         if self.values[place] == wanted:
             return wanted
-        size = self.sizes.size(self._numbers[place], wanted.axis)
+        size = self.size(wanted.axis, place)
         if size == (1, 1):
             return SAME
         if not is_count(size, wanted):

@@ -83,7 +83,7 @@ class Planner(Plan):
         # Rows that have been put together, or are one entry for all of them.
         self._known_whole: set[int] = set()
         self._done: set[Node] = set()
-        self._linear: list[Node] = []  # of SUMs that are not whole
+        self._linear: list[Node] = []  # computed of SUMs
 
     def inner(
         self,
@@ -269,13 +269,9 @@ class Planner(Plan):
                 self.values[number] = SAME
         self._known_whole.update(sent)
         self.steps.append(PutTogether(sent))
-        linear = []
         for node in self._linear:
             if all(map(self._is_known_whole, node.inputs)):
                 self.values.update(dict.fromkeys(node.outputs, SAME))
-            else:
-                linear.append(node)
-        self._linear = linear
 
     def _source(self, number: int) -> int:
         """Returns the SUM of which a SUM is computed, and which is sent in its place.

@@ -1,21 +1,27 @@
 """Loops that compute each row by itself, such as those of `tf.map_fn` and of its gradient.
 
 One process takes a round for each of the N rows. A replica takes one for each of its own rows, with
-the same operations, if a round uses nothing of another round. For that, each variable of the loop
-is one of these::
+the same operations, if a round uses nothing of another round. For that, each tensor of a round is
+of one of these kinds::
 
-    variable                        in each round
-    counter                         counts the rounds from 0; says which element of a list is used
-    list                            its element for the row is read, or written
-    stack                           an element is pushed, or popped, in each round
-    total                           a number of the row is added, and nothing else is done with it
-    any other                       stays as it is, and is whole
+    own       of this row, or the same in all rounds, as a variable that stays as it is
+    place     the number of the row: a counter of the rounds, from 0
+    length    the number of all rows, or of the replica's
+    rounds    counts rounds, and is no number of a row
+    again     says if there is another round
+    total     the sum of a number of each row, with which nothing else is done
+    new       a list without elements
+    owns      a list, or a stack, with an element of each row; so are "places" and "lengths"
+    popped    a stack, which is empty in the end
 
 A loop that pops takes the rows from the last one to the first. So what it pops says which row it
 is, and not its counter.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
 
 import numpy as np
 import tensorflow as tf
@@ -26,36 +32,24 @@ from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.operation import Operation
 from slurm_resolver.tf.partition.values import (
     COUNTS,
-    OWN,
     SAME,
     SUM,
     Kind,
     NotByPartError,
     Tensors,
     Value,
-    Values,
     list_of,
 )
 
-# What a tensor of a round is. The source of a list or total is the place of its variable.
-KINDS = {
-    "own": OWN,  # of this row, or the same in all rounds
-    "place": Value(Kind.PLACE),  # the number of the row
-    "length": Value(Kind.PLACE, axis=1),  # the number of all rows, or of the replica's
-    "rounds": SAME,  # counts rounds, which is no number of a row, or says if there is another one
-    "total": SUM,
-    "new": list_of(None),
-}
-KINDS |= {f"{name}s": list_of(KINDS[name]) for name in ("own", "place", "length")}
-KINDS["popped"] = list_of(SAME)  # a stack, which is empty in the end
-# Lists with an element for each row of a replica.
-STACKS = {KINDS[name] for name in ("owns", "places", "lengths")}
-# What an operation with lists or counters returns, by what it gets.
+# What an operation with lists, counters or totals returns, by what it gets. Add, AddN and AddV2 get
+# each of these once or several times, in any order.
 _TABLE = """
-    AddV2                  place own      -> rounds
-    AddV2                  rounds own     -> rounds
-    Less                   place length   -> rounds
-    LogicalAnd             rounds rounds  -> rounds
+    Add                    own place      -> rounds
+    Add                    own rounds     -> rounds
+    Add                    own total      -> total
+    Add                    owns           -> owns
+    Less                   place length   -> again
+    LogicalAnd             again again    -> again
     TensorListElementShape owns           -> own
     TensorListGetItem      owns place own -> own
     TensorListLength       owns           -> length
@@ -70,11 +64,15 @@ _TABLE = """
     TensorListSetItem      owns place own -> owns
     ZerosLike              owns           -> owns
 """
-_RETURNED = {}
-for _line in _TABLE.strip().split("\n"):
-    _given, _, _found = _line.partition("->")
-    _kind, *_names = _given.split()
-    _RETURNED[(_kind, *map(KINDS.get, _names))] = [KINDS[name] for name in _found.split()]
+_RETURNED = {
+    tuple(given.split()): found.split()
+    for given, found in (line.split("->") for line in _TABLE.strip().split("\n"))
+}
+# All others are lists or totals, of which a round must give the same variable what it has changed.
+_NUMBERS = ("again", "length", "own", "place", "rounds")
+
+# The kind of a tensor in a round, and the place of the variable that it was made of.
+_Kind = tuple[str, Optional[int]]
 
 
 def row_loop(op: Operation) -> Split:
@@ -87,50 +85,32 @@ def row_loop(op: Operation) -> Split:
     """
     body = op.function("body")
     test = op.function("cond")
-    kinds = {node.kind for node in body.nodes}
-    pops = "TensorListPopBack" in kinds
-    if pops and "TensorListPushBack" in kinds:
+    types = {node.kind for node in body.nodes}
+    pops = "TensorListPopBack" in types
+    if pops and "TensorListPushBack" in types:
         raise NotByPartError("a loop that pushes rows as it pops others")
-    results = [_origin(body, number) for number in body.outputs]
-    counters = []
-    in_round = {}
-    in_test = {}
-    for place, value in enumerate(op.raw):
-        kind, inputs = body.made(results[place])
-        if (
-            kind == "AddV2"
-            and _origin(body, inputs[0]) == place
-            and np.array_equal(tf.get_static_value(body.tensors[results[place]].op.inputs[1]), 1)
-            and np.array_equal(op.numbers(place), (0, 0))
-        ):
-            counters.append(place)
-            in_test[place] = KINDS["place"]
-            in_round[place] = KINDS["rounds" if pops else "place"]
-        elif place == results[place] and not value.is_list:
-            is_n = np.array_equal(op.sizes.numbers(op.node.inputs[place]) or (), COUNTS)
-            in_test[place] = KINDS["length" if is_n else "own"]
-            in_round[place] = OWN
-        else:
-            in_round[place] = (value if value.is_list else SUM)._replace(source=place)
-            in_test[place] = in_round[place]
-    wants = [SAME if one.source is None else one._replace(source=None) for one in in_round.values()]
-    for flat, known in ((body, in_round), (test, in_test)):
-        for node in flat.nodes:
-            known.update(zip(node.outputs, _results(node, [known[one] for one in node.inputs])))
-    if in_test[test.outputs[0]] != KINDS["rounds"]:
+    kinds = [_kind(op, body, place) for place in body.inputs]
+    counters = [place for place, kind in enumerate(kinds) if kind == "place"]
+    if _outputs(test, kinds) != [("again", None)]:
         raise NotByPartError("a loop with another number of rounds")
-    changed = [place for place, number in enumerate(results) if place not in (number, *counters)]
-    for place in changed:
-        kind, inputs = op.sizes.flat.made(op.node.inputs[place])
+    wants = [value if value.is_list else SAME for value in op.raw]
+    for place, kind in enumerate(kinds):
+        if kind == "total":
+            wants[place] = SUM
+    after = list(wants)
+    in_body = {"length": "own", "place": "rounds" if pops else "place"}
+    outputs = _outputs(body, [in_body.get(kind, kind) for kind in kinds])
+    for place, (kind, variable) in enumerate(outputs):
+        if wants[place] == SAME or (kind, variable) == (kinds[place], place):
+            continue
+        made, inputs = op.sizes.flat.made(op.node.inputs[place])
         # A stack, or a list with a place for each row.
-        is_new = kind == "EmptyTensorList" or (
-            kind == "TensorListReserve"
-            and np.array_equal(op.sizes.numbers(inputs[1]) or (), COUNTS)
+        is_new = made == "EmptyTensorList" or (
+            made == "TensorListReserve" and op.sizes.are(inputs[1], COUNTS)
         )
-        if in_round[results[place]].source != place or (
-            op.raw[place] == KINDS["new"] and not is_new
-        ):
+        if variable != place or (kinds[place] == "new" and not is_new):
             raise NotByPartError("a round takes another variable, or a list has another length")
+        after[place] = list_of(SAME) if kind == "popped" else Value(Kind.LIST, role=kind)
     for place in counters:
         op.sizes.bind(op.node.outputs[place], None, COUNTS)
 
@@ -144,13 +124,32 @@ def row_loop(op: Operation) -> Split:
         )
         for place in counters:
             tensors[place] = tf.cast(emission.rows.total, tensors[place].dtype)
-        for place in changed:
-            if op.raw[place].is_list:  # it was made for N elements
+        for place, value in enumerate(after):
+            if value.role and kinds[place] == "new":  # it was made for N elements
                 tensors[place] = tf.raw_ops.TensorListResize(input_handle=tensors[place], size=own)
         return list(tensors)
 
-    after = (in_round[number]._replace(source=None) for number in results)
-    return op.split([SAME if one == OWN else one for one in after], *wants, make=make)
+    return op.split(after, *wants, make=make)
+
+
+def _kind(op: Operation, body: Flat, place: int) -> str:
+    """Returns the kind of a variable before the loop, given what a round makes of it."""
+    value = op.raw[place]
+    given = op.node.inputs[place]
+    result = _origin(body, body.outputs[place])
+    if value.is_list:
+        return value.role or ("other" if value.element else "new")
+    if result == place:
+        return "length" if op.sizes.are(given, COUNTS) else "own"
+    made, inputs = body.made(result)
+    if (
+        made == "AddV2"
+        and _origin(body, inputs[0]) == place
+        and np.array_equal(tf.get_static_value(body.tensors[result].op.inputs[1]), 1)
+        and op.sizes.are(given, (0, 0))
+    ):
+        return "place"
+    return "total"
 
 
 def _origin(body: Flat, number: int) -> int:
@@ -159,7 +158,15 @@ def _origin(body: Flat, number: int) -> int:
     return _origin(body, inputs[0]) if kind == "Identity" else number
 
 
-def _results(node: Node, given: Values) -> Values:
+def _outputs(flat: Flat, kinds: Sequence[str]) -> list[_Kind]:
+    """Returns the kinds of the outputs of a loop's function, given those of the variables."""
+    known: dict[int, _Kind] = {place: (kind, place) for place, kind in enumerate(kinds)}
+    for node in flat.nodes:
+        known.update(zip(node.outputs, _results(node, [known[one] for one in node.inputs])))
+    return [known[number] for number in flat.outputs]
+
+
+def _results(node: Node, given: Sequence[_Kind]) -> Sequence[_Kind]:
     """Returns what the results of an operation are in a round, or in the test for another one.
 
     Raises:
@@ -168,21 +175,21 @@ def _results(node: Node, given: Values) -> Values:
     """
     if node.kind == "Identity":
         return given
-    values = [one._replace(source=None) for one in given]
-    kinds = set(values)
-    variables = [one.source for one in given if one.source is not None]
+    kinds = [kind for kind, _ in given]
+    variables = [place for kind, place in given if kind not in _NUMBERS and place is not None]
+    if node.kind in ("Add", "AddN", "AddV2"):
+        found = _RETURNED.get(("Add", *sorted(set(kinds))))
+    else:
+        found = _RETURNED.get((node.kind, *kinds))
     operation = node.operation
-    found = _RETURNED.get((node.kind, *values))
-    if found is None:
-        if node.kind in ("Add", "AddN", "AddV2") and kinds in ({SUM, OWN}, {list_of(OWN)}):
-            found = [SUM if SUM in kinds else list_of(OWN)]
-        elif (
-            kinds <= {OWN}
-            and (node.kind == "ReadVariableOp" or not operation.op_def.is_stateful)
-            and not (calls(operation) or is_drawn(operation))
-        ):
-            found = [OWN] * len(node.outputs)
+    if (
+        found is None
+        and {"own"}.issuperset(kinds)
+        and (node.kind == "ReadVariableOp" or not operation.op_def.is_stateful)
+        and not (calls(operation) or is_drawn(operation))
+    ):
+        found = ["own"] * len(node.outputs)
     if found is None or len(variables) > 1:
         raise NotByPartError("a loop that uses more than a row in a round")
     place = variables[0] if variables and node.kind != "ZerosLike" else None
-    return [one._replace(source=place) if one.is_list or one == SUM else one for one in found]
+    return [(kind, place) for kind in found]

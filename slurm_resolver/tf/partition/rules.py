@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -37,6 +37,7 @@ from slurm_resolver.tf.partition.values import (
     NotByPartError,
     Sizes,
     Tensors,
+    by_kind,
     names,
 )
 
@@ -61,8 +62,10 @@ def by_equation(op: Operation, equation: str, *, adds: bool = False) -> Split:
         raise NotByPartError("all rows together, or in another order")
     largest = places[0]
     if places[1:]:
-        sizes = [math.prod(size[0] for size in op.shape(place) if size) for place in places]
-        largest = places[sizes.index(max(sizes))]
+        largest = max(
+            places,
+            key=lambda place: math.prod(size[0] for size in op.shape(place) if size),
+        )
     value = op.values[largest]
     label = labels[largest]
     wants = [op.beside(place, value.at(term.find(label))) for place, term in enumerate(terms)]
@@ -142,6 +145,8 @@ def told_sizes(op: Operation) -> Split:
             )
         return list(map(tf.reduce_prod, shapes)) if op.kind == "Size" else shapes
 
+    if any(op.tensor(place).shape.rank is None for place in op.divided):
+        raise NotByPartError("an unknown rank")
     return op.split(
         SAME,
         *op.raw,
@@ -212,14 +217,13 @@ _LINEAR = names("""
 """)
 # These are so in one of the inputs at these places, such as a gradient of a function in that of its
 # result.
-_PRODUCTS = {
-    **dict.fromkeys(names("BatchMatMulV2 BatchMatMulV3 Einsum MatMul Mul"), (0, 1)),
-    **dict.fromkeys(names("Div DivNoNan RealDiv"), (0,)),
-    **dict.fromkeys(
-        names("InvGrad ReciprocalGrad RsqrtGrad SigmoidGrad SqrtGrad TanhGrad"),
-        (1,),
-    ),
-}
+_PRODUCTS: dict[str, Sequence[int]] = by_kind(
+    {
+        "BatchMatMulV2 BatchMatMulV3 Einsum MatMul Mul": (0, 1),
+        "Div DivNoNan RealDiv": (0,),
+        "InvGrad ReciprocalGrad RsqrtGrad SigmoidGrad SqrtGrad TanhGrad": (1,),
+    }
+)
 
 
 def linear(op: Operation) -> Split | None:

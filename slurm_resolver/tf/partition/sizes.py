@@ -19,7 +19,7 @@ program. One that is 27,720 in both is such a constant as well, and no number of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,11 +29,11 @@ import tensorflow as tf
 from slurm_resolver.tf.partition.exactness import (
     DECIDED_BY_NUMBERS,
     axes_of_slice,
+    batches,
     has_bit,
     is_exact,
     is_whole,
     line,
-    sizes_of,
 )
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.scratch import Scratch
@@ -47,7 +47,6 @@ from slurm_resolver.tf.partition.values import (
     TensorNumbers,
     Tensors,
     Value,
-    as_tuple,
     names,
 )
 
@@ -59,7 +58,7 @@ _MANY = 2**22  # entries whose numbers are not computed, such as those of `tf.ra
 
 def is_count(sizes: Pair[int] | None, value: Value) -> bool:
     """Whether the sizes for both N are those of an axis with rows: outer · N · inner."""
-    return sizes == sizes_of(value.outer, value.inner)
+    return batches(sizes, value.inner) == value.outer
 
 
 class SizesOf:
@@ -81,7 +80,7 @@ class SizesOf:
         self,
         number: int,
         shape: Shape | None,
-        numbers: Pair[npt.ArrayLike] | None = None,
+        numbers: Sequence[npt.ArrayLike] | None = None,
     ) -> None:
         """Notes what is known of a tensor from elsewhere."""
         dtype = self.flat.tensors[number].dtype
@@ -104,13 +103,20 @@ class SizesOf:
         first, second = map(self.scratch.numbers, self._pair(number))
         return None if first is None or second is None else (first, second)
 
-    def known(self, number: int) -> tuple[Shape | None, Pair[Any] | None]:
+    def are(self, number: int, expected: Iterable[npt.ArrayLike]) -> bool:
+        """Whether a tensor is known to have these numbers for both N, in any shape."""
+        found = self.numbers(number)
+        return found is not None and all(
+            map(np.array_equal, map(np.ravel, found), map(np.ravel, expected))
+        )
+
+    def known(self, number: int) -> tuple[Shape | None, Sequence[Any] | None]:
         """Returns the shape of a tensor, and its numbers if it may be a shape, for `bind`."""
         tensor = self.flat.tensors[number]
         # The numbers of all rows are no sizes.
         is_small = tensor.shape.num_elements() in range(_FEW)
         numbers = self.numbers(number) if is_small and tensor.dtype.is_integer else None
-        return self.shape(number), as_tuple(numbers)
+        return self.shape(number), numbers and [one.tolist() for one in numbers]
 
     def limits_of_slice(
         self, node: Node, place: int, size: Pair[int] | None
@@ -146,7 +152,8 @@ class SizesOf:
         value = self._values.get(number, SAME)
         shape = [(size, size) for size in traced.as_list()]
         if value.has_rows and traced[value.axis] is None:
-            shape[value.axis] = sizes_of(value.outer, value.inner)
+            first, second = (value.outer * count * value.inner for count in COUNTS)
+            shape[value.axis] = (first, second)
         return None if (None, None) in shape else shape
 
     def _pair(self, number: int) -> Tensors:
@@ -212,13 +219,12 @@ class SizesOf:
                 continue
             traced = self.flat.tensors[number].shape
             shape = _shape(pair)
-            certain: list[Pair[int] | None] = []
-            for axis, sizes in enumerate(shape or ()):
-                is_static = traced.rank is not None and traced[axis] is not None
-                if sizes and not is_static:
+            certain = list(shape or ())
+            for axis, sizes in enumerate(certain):
+                if sizes and traced[axis] is None:
                     is_doubtful = sizes[0] == sizes[1] if doubts is None else axis in doubts
-                    sizes = None if is_doubtful or not _is_polynomial(*sizes) else sizes
-                certain.append(sizes)
+                    if is_doubtful or not _is_polynomial(*sizes):
+                        certain[axis] = None
             is_certain = pair[0] is pair[1] or (exact and certain == shape)
             if not is_certain or (pair[0].shape.num_elements() or 0) > _MANY:
                 self._place(number, shape and certain)

@@ -21,7 +21,7 @@ def slice_by_size(op: Operation) -> Split:
     """Slice, of whole batches from several ones, or of other axes."""
     value = op.of_rows()
     before = _whole_batches([numbers[value.axis] for numbers in op.numbers(1)], value)
-    part = _part(op, value)
+    part = rows_of_result(op, value)
     return op.split(
         part,
         value,
@@ -35,7 +35,7 @@ def split(op: Operation) -> Split:
     data = ("SplitV", "Split").index(op.kind)
     value = op.of_rows(data)
     first = len(op.node.inputs)
-    parts = [_part(op, value, first + turn) for turn in range(len(op.node.outputs))]
+    parts = [rows_of_result(op, value, first + turn) for turn in range(len(op.node.outputs))]
 
     def by_own_sizes(emission: Emission, inputs: Tensors) -> Tensors:
         own = [emission.rows.own * (part.outer * part.inner) for part in parts]
@@ -50,7 +50,7 @@ def split(op: Operation) -> Split:
     )
 
 
-def _part(op: Operation, value: Value, place: int = RESULT) -> Value:
+def rows_of_result(op: Operation, value: Value, place: int = RESULT) -> Value:
     """Returns the rows of a result along the axis of a value."""
     part = _whole_batches(op.size(value.axis, place), value)
     if not part.outer:
@@ -76,7 +76,7 @@ def strided_slice(op: Operation) -> Split:
         raise NotByPartError("one of the rows")
     axis = axes.index(value.axis)
     limits = _limits(op, places[axis], op.size(value.axis), value)
-    return op.split(_part(op, value.at(axis)), value, *limits)
+    return op.split(rows_of_result(op, value.at(axis)), value, *limits)
 
 
 def strided_slice_gradient(op: Operation) -> Split:
@@ -87,7 +87,7 @@ def strided_slice_gradient(op: Operation) -> Split:
     if axis < 0:
         raise NotByPartError("rows along a new axis")
     limits = _limits(op, places[value.axis], op.size(axis, RESULT), value)
-    result = _part(op, value.at(axis))
+    result = rows_of_result(op, value.at(axis))
     return op.split(result, Sizes(result), *limits, SAME, value)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from slurm_resolver.tf.partition import indexing, moving, rules, slices, texts
 from slurm_resolver.tf.partition.operation import RESULT, Rules
-from slurm_resolver.tf.partition.values import SAME, names
+from slurm_resolver.tf.partition.values import SAME, by_kind, names
 
 BY_ENTRY = """
     Abs Acos Acosh Add AddN AddV2 Angle Asin Asinh Atan Atan2 Atanh BesselI0 BesselI0e BesselI1
@@ -193,7 +193,7 @@ RULES: Rules = {
     "Unpack": lambda op: rules.combined(op, [op.attribute("axis")], removed=True),
     "UnsortedSegmentSum": indexing.segment_sum,
 }
-TABLE: Rules = {kind: rule for kinds, rule in RULES.items() for kind in kinds.split()}
+TABLE = by_kind(RULES)
 TABLE |= {
     # A result without axes has the sums of the rows.
     kind: functools.partial(rules.by_equation, equation=equation, adds=equation.endswith("->"))

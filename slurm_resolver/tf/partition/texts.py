@@ -25,8 +25,7 @@ from slurm_resolver.tf.partition.values import (
     SAME,
     Kind,
     NotByPartError,
-    as_tuple,
-    names,
+    by_kind,
     rows,
 )
 
@@ -36,14 +35,12 @@ _SLICES = {
     ("shape", (0,), 0, 0, 1): "count",
 }
 _MASKS = ("begin_mask", "end_mask", "shrink_axis_mask")
-_BY_WORD = names(
-    """
+_BY_WORD = """
     AddV2 Cast Equal FloorMod Greater GreaterEqual Identity Less LessEqual LogicalAnd LogicalNot
     LogicalOr LookupTableFindV2 Maximum Minimum Mul NotEqual SelectV2 StaticRegexReplace
     StringLength StringLower StringStrip StringToHashBucketFast StringToHashBucketStrong
     StringToNumber StringUpper Sub
-    """
-)
+"""
 
 
 def split_texts(op: Operation) -> Split:
@@ -57,9 +54,10 @@ def split_texts(op: Operation) -> Split:
 def _by_word(op: Operation) -> Split:
     """Each result is computed of a word, and of what all words have in common."""
     first = next(one for one in op.raw if one.kind is Kind.WORDS)
-    beside = [place for place, one in enumerate(op.values) if one != first]
     # A replica counts its own texts from 0.
-    if first.role != "words" or any(op.values[one] != SAME or op.rank(one) for one in beside):
+    if first.role != "words" or any(
+        one != first and (one != SAME or op.rank(place)) for place, one in enumerate(op.values)
+    ):
         raise NotByPartError("words beside others, or their places")
     return op.split(first, *op.values)
 
@@ -68,7 +66,7 @@ def _slice(op: Operation) -> Split:
     """StridedSlice: the text of each word, or the number of texts."""
     words = op.raw[0]
     masks = map(op.attribute, _MASKS)
-    part = _SLICES.get((words.role, as_tuple(op.constant(1)), *masks))
+    part = _SLICES.get((words.role, tuple(op.constant(1)), *masks))
     if not part or (op.constant(3) != 1).any():
         raise NotByPartError("some of the words, or in another order")
     return op.split(words._replace(role=part), words)
@@ -90,8 +88,10 @@ def _table(op: Operation) -> Split:
     return op.split(texts, *op.values)
 
 
-OF_WORDS: Rules = {
-    **dict.fromkeys(_BY_WORD, _by_word),
-    "RaggedTensorToTensor": _table,
-    "StridedSlice": _slice,
-}
+OF_WORDS: Rules = by_kind(
+    {
+        _BY_WORD: _by_word,
+        "RaggedTensorToTensor": _table,
+        "StridedSlice": _slice,
+    }
+)

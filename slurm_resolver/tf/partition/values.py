@@ -12,8 +12,6 @@ LIST   a TensorList, whose elements are of a kind        the outputs of a loop o
 LOCAL  a statistic of its own rows, which differs by     the mean of BatchNormalization with
        definition; all of them together are their mean   `synchronized=False`
 WORDS  what its own texts are split into                 `tf.strings.split(x)`
-OWN    an element of a LIST: of one of its own rows      what `tf.map_fn` computes
-PLACE  an element of a LIST: the number of that row      the counter of `tf.map_fn`
 ====== ================================================= =======================================
 
 N is the number of rows of the whole batch, and all sizes that a step computes are those of the
@@ -27,7 +25,6 @@ import enum
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional, TypeVar, Union
 
-import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
@@ -44,7 +41,7 @@ TensorNumbers = Sequence[int]  # of tensors in a graph; see `inlining.Flat`
 
 
 # What a replica has of a tensor; the module's table has the meanings.
-Kind = enum.Enum("Kind", "SAME ROWS SUM LIST LOCAL WORDS OWN PLACE")
+Kind = enum.Enum("Kind", "SAME ROWS SUM LIST LOCAL WORDS")
 
 
 class Value(NamedTuple):
@@ -55,11 +52,11 @@ class Value(NamedTuple):
         axis: of ROWS: where the rows are, at least 0.
         outer: of ROWS, and of the texts of WORDS: how many blocks of N · inner places there are.
         inner: of the same: how many places each row has in a block.
-        element: of LIST: what its elements are; None if it never had one.
+        element: of LIST: what its elements are; None if it never had one, or has one of each row.
         numbers: of LIST: those of each element for two sizes of a batch, if all are the same vector
             of sizes.
         source: of WORDS: where the texts are split.
-        role: of WORDS: see `texts`.
+        role: of WORDS: see `texts`; of a LIST with an element of each row: see `row_loops`.
     """
 
     kind: Kind
@@ -67,7 +64,7 @@ class Value(NamedTuple):
     outer: int = 1
     inner: int = 1
     element: Value | None = None
-    numbers: Pair[tuple[int, ...]] | None = None
+    numbers: tuple[tuple[int, ...], ...] | None = None
     source: object = None
     role: str = ""
 
@@ -91,7 +88,7 @@ Values = Sequence[Value]  # one for each tensor
 SAME = Value(Kind.SAME)
 SUM = Value(Kind.SUM)
 LOCAL = Value(Kind.LOCAL)
-OWN = Value(Kind.OWN)
+OWNS = Value(Kind.LIST, role="owns")
 
 
 def rows(axis: int = 0, outer: int = 1, inner: int = 1) -> Value:
@@ -141,11 +138,11 @@ class PlanError(Exception):
     """Raised if a step can be neither divided nor computed whole in the replicas."""
 
 
-def as_tuple(array: Any) -> Any:
-    """Returns the numbers of an array as nested tuples, which can be compared."""
-    return tuple(map(as_tuple, array)) if np.ndim(array) else np.asarray(array).item()
-
-
 def names(text: str) -> frozenset[str]:
     """Returns the words of a text, such as types of operations."""
     return frozenset(text.split())
+
+
+def by_kind(table: dict[str, T]) -> dict[str, T]:
+    """Returns a table by types of operations, given one whose keys are several of them."""
+    return {kind: one for kinds, one in table.items() for kind in kinds.split()}

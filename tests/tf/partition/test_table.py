@@ -556,6 +556,7 @@ tf.size(tf.pad(index, [[0, tf.size(tf.range(0, 9, tf.shape(x)[0])) - 1]]))
 tf.size(tf.pad(index, [[0, tf.size(tf.range(9)[:: tf.shape(x)[0]]) - 1]]))
 tf.size(tf.pad(index, [[0, tf.cast(tf.cast(tf.shape(x)[0], tf.uint8) * 32, tf.int32)]]))
 tf.size(tf.pad(index, [[0, 2 * tf.size(tf.range(0, pairs_of(x), 2)) - pairs_of(x)]]))
+tf.vectorized_map(lambda row: tf.map_fn(tf.sin, row), x)
 """
 
 
