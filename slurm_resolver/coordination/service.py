@@ -38,7 +38,7 @@ from time import monotonic
 from slurm_resolver.coordination import NameOf, ServiceAddress
 from slurm_resolver.coordination.progress import Monitor
 from slurm_resolver.coordination.rounds import Rounds
-from slurm_resolver.coordination.secret import REMEDY, Secret
+from slurm_resolver.coordination.secret import REMEDY, Secret, find_means
 from slurm_resolver.coordination.silence import describe, why_lost
 from slurm_resolver.coordination.tasks import Link, Tasks
 from slurm_resolver.coordination.tcp import detect_dead_peers, listen_at
@@ -204,9 +204,13 @@ class Service:
         _send(writer, {**greeting, "challenge": challenge, "offer": self._secret.offer})
         hello = await _receive(reader)
         proof = hello.pop("proof")
-        answer: Message = {"refused": f"it has another secret. {REMEDY}"}
         if is_proof(proof, key, "task", challenge, hello):
             answer = self._answer(hello["rank"], hello["process"])
+        else:
+            answer = {
+                "refused": f"it has another secret, of the kind {find_means()!r}. {REMEDY}, and "
+                "see that srun passes it on (--export)"
+            }
         admits = "service" in answer
         if admits:
             answer["proof"] = prove(key, "service", challenge, hello)
