@@ -248,16 +248,14 @@ class Supervisor:
         It ends what the last srun has left behind, or notes which nodes still hold it.
         """
         relay = self._relay
-        srun = f"{platform.node().partition('.')[0]}:{relay.srun.pid}" if relay.srun else ""
         until = monotonic() + Timeouts.held_step
         while True:
             self._job_ref, slurm_job = own_job(self._step, _ANSWER_SECONDS)
-            held = [
-                step
-                for step in (show_steps(slurm_job) if srun else ())
-                if step.get("SrunHost:Pid") == srun
-            ]
-            if not held or relay.received:
+            if not relay.srun or relay.received:
+                break
+            srun = f"{platform.node().partition('.')[0]}:{relay.srun.pid}"
+            held = [step for step in show_steps(slurm_job) if step.get("SrunHost:Pid") == srun]
+            if not held:
                 break
             with suppress(OSError):  # they may have ended by now
                 cancel_steps(held)
