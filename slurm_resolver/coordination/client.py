@@ -248,28 +248,25 @@ class Client:
             self._gone_at = inf
             self._notice_at = inf
             self._end = None
-            for message in self._standing.values():
-                self._send(message)
+            for standing in self._standing.values():
+                self._send(standing)
             self._changed.notify_all()
         service = answer["service"]  # how it names itself
         clock = Clock()
         heard_at = 0.0
-        is_silent = False
         while True:
+            before = clock.now - heard_at
             seconds = clock.tick() - heard_at
-            if seconds > self.address.grace and not is_silent:
-                is_silent = True
+            if before <= self.address.grace < seconds:
                 warn("%s", describe([service], self.address))
-            if seconds > self.address.silence and not self._end:
+            if before <= self.address.silence < seconds:
                 self._lose_service(why_lost(self.address))
-            received = connection.receive(monotonic() + TICK_SECONDS)
-            if received is None:
+            message = connection.receive(monotonic() + TICK_SECONDS)
+            if message is None:
                 continue
-            message = received
-            heard_at = clock.now
-            if is_silent:
-                is_silent = False
+            if seconds > self.address.grace:
                 warn("%s answers again", self.name_of(self._service_rank))
+            heard_at = clock.now
             if "ping" in message:
                 service = message["ping"]
                 self._send({"pong": True})
@@ -362,11 +359,8 @@ def leave_all(failure: str = "") -> None:
 def _leave_at_exit() -> None:
     """Says goodbye, with the exception that ends this process if there is one."""
     error = getattr(sys, "last_value", None)
-    failure = ""
-    if error:
-        first_line = str(error).partition("\n")[0]
-        failure = f"{type(error).__name__}: {first_line}".rstrip(": ")[:500]
-    leave_all(failure)
+    failure = f"{type(error).__name__}: {error}" if error else ""
+    leave_all(failure.partition("\n")[0].rstrip(": ")[:500])
 
 
 def _close_in_child() -> None:

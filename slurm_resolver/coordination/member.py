@@ -36,8 +36,7 @@ class Member:
         client = self.client
         self.announced.update(serves=True, seconds=timeout)
         client.say("training", **self.announced)
-        client.wait_for(lambda: "over" in client.latest or client.refusal, timeout)
-        if client.refusal or "over" in client.latest:
+        if client.wait_for(lambda: "over" in client.latest or client.refusal, timeout):
             return client.refusal
         return f"{client.address.name} did not answer within {timeout:g} s: {client.problem}"
 

@@ -8,6 +8,7 @@ tasks for which workers the others wait.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from math import inf
 from typing import NamedTuple
@@ -142,9 +143,11 @@ class Monitor:
         """Forgets a worker."""
         self._reports.pop(rank, None)
 
-    def describe(self, rank: int, process: str) -> str:
-        """Returns how messages name a process, with what it has reported last."""
-        name = f"{self._tasks.name_of(rank)}, process {process.split()[0]}"
+    def describe(self, rank: int) -> str:
+        """Returns how messages name a task's process, with what it has reported last."""
+        link = self._tasks.links.get(rank)
+        number = link.process.split()[0] if link else os.getpid()  # the service's own
+        name = f"{self._tasks.name_of(rank)}, process {number}"
         _, report = self._reports.get(rank, (0.0, None))
         return f"{name}, last {report.does()}" if report else name
 

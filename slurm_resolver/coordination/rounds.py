@@ -85,18 +85,20 @@ class Rounds:
 
     def _end_if_decided(self, current: Round) -> None:
         """Ends a round, for which some wait, if all have come or one of them has ended."""
+        if current.answer or not current.waiting:
+            return
         gather = current.gather
         gone = self._tasks.endings.keys() - current.without
         # In a large step, it takes long to find out who is missing.
         have_come = len(current.values) + len(current.without) >= len(self._ranks)
-        if current.waiting and gone:
+        if gone:
             rank = min(gone)
             self._end(
                 current,
                 error=f"{self._tasks.name_of(rank)} is gone, and cannot take part in "
                 f"{gather.purpose}: {self._tasks.endings[rank]}.",
             )
-        elif current.waiting and have_come and not self._missing(current):
+        elif have_come and not self._missing(current):
             values = (current.values.get(rank, "null") for rank in self._ranks)
             self._end(current, values=pack(values))
             # All tasks are beyond the round before, which nobody will ask for again.
@@ -105,8 +107,7 @@ class Rounds:
     def ended(self) -> None:
         """Ends the rounds in which a task takes part that has ended."""
         for current in [*self._rounds.values()]:
-            if not current.answer:
-                self._end_if_decided(current)
+            self._end_if_decided(current)
 
     def tick(self) -> None:
         """Reports which tasks are missing; of a patient round, tells all tasks who waits."""

@@ -25,7 +25,6 @@ messages. It waits for them for the grace.
 from __future__ import annotations
 
 import asyncio
-import os
 from asyncio import StreamReader, StreamWriter, get_running_loop, sleep
 from contextlib import suppress
 from json import loads
@@ -39,7 +38,7 @@ from time import monotonic
 from slurm_resolver.coordination import NameOf, ServiceAddress
 from slurm_resolver.coordination.progress import Monitor
 from slurm_resolver.coordination.rounds import Rounds
-from slurm_resolver.coordination.secret import REMEDY, Secret
+from slurm_resolver.coordination.secret import REMEDY, Secret, find_means
 from slurm_resolver.coordination.silence import describe, why_lost
 from slurm_resolver.coordination.tasks import Link, Tasks
 from slurm_resolver.coordination.tcp import detect_dead_peers, listen_at
@@ -73,15 +72,13 @@ _BACKLOG = 4096
 class Service:
     """The service. Other threads may call `close` only."""
 
-    # whether its process is about to end, and whether it asks the tasks to close their connections
-    _is_leaving = False
+    # when its process was about to end, and whether it asks the tasks to close their connections
+    _left_at = inf
     _is_closing = False
     # when the next ping is due
     _pings_at = 0.0
     # why it cannot serve: the secret cannot be obtained, or too few files may be open
     _problem = ""
-    # until when it waits, at its end, for the tasks to learn that
-    _inform_until = inf
 
     def __init__(self, address: ServiceAddress, name_of: NameOf) -> None:
         """Takes the port, and serves in a thread.
@@ -126,8 +123,7 @@ class Service:
 
     def close(self) -> None:
         """Ends the service once no task relies on it."""
-        self._inform_until = monotonic() + _TELL_SECONDS
-        self._is_leaving = True
+        self._left_at = monotonic()
         self._thread.join()
 
     async def _serve(self, sock: socket) -> None:
@@ -136,7 +132,7 @@ class Service:
             self._admit, sock=sock, limit=MOST_BYTES, backlog=_ACCEPTED
         )
         sock.listen(_BACKLOG)
-        while not self._is_leaving or self._has_to_tell():
+        while self._left_at == inf or self._has_to_tell():
             await sleep(_TICK_SECONDS)
             self._tick()
         # Each task closes its end of the connection once it has all messages.
@@ -160,17 +156,14 @@ class Service:
         now = tasks.clock.tick()
         if now >= self._pings_at:
             self._pings_at = now + grace / _PINGS
-            tasks.send(None, {"ping": self._describe(self._address.rank)})
-            for link in tasks.links.values():
-                if link.writer:
-                    link.due = min(link.due, now)
+            tasks.send(None, {"ping": self._monitor.describe(self._address.rank)})
         silent = [rank for rank in tasks.silent_for(grace) if rank not in named]
         if silent:
-            line = describe([*map(self._describe, silent)], self._address)
+            line = describe([*map(self._monitor.describe, silent)], self._address)
             tasks.send(None, {"silent": line})
         for rank in tasks.silent_for(self._address.silence):
             self._end(rank, why_lost(self._address))
-        if not tasks.silent_for(_TICK_SECONDS):  # else it is unknown what they do now
+        if not tasks.silent_for(grace / 4):  # else it is unknown what they do now
             self._monitor.tick()
 
     def _has_to_tell(self) -> bool:
@@ -178,7 +171,7 @@ class Service:
         if not self._problem:
             return self._training.has_to_tell()
         all_know = self._informed.issuperset(range(self._address.num_tasks))
-        return not all_know and monotonic() < self._inform_until
+        return not all_know and monotonic() < self._left_at + _TELL_SECONDS
 
     async def _admit(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Serves one connection: a task's, an observer's or a stranger's."""
@@ -211,9 +204,13 @@ class Service:
         _send(writer, {**greeting, "challenge": challenge, "offer": self._secret.offer})
         hello = await _receive(reader)
         proof = hello.pop("proof")
-        answer: Message = {"refused": f"it has another secret. {REMEDY}"}
         if is_proof(proof, key, "task", challenge, hello):
             answer = self._answer(hello["rank"], hello["process"])
+        else:
+            answer = {
+                "refused": f"it has another secret, of the kind {find_means()!r}. {REMEDY}, and "
+                "see that srun passes it on (--export)"
+            }
         admits = "service" in answer
         if admits:
             answer["proof"] = prove(key, "service", challenge, hello)
@@ -222,10 +219,10 @@ class Service:
 
     def _answer(self, rank: int, process: str) -> Message:
         """Returns what an observer asks for, or whether a process may represent its task."""
-        answer = {"rank": self._address.rank, "service": self._describe(self._address.rank)}
+        answer = {"rank": self._address.rank, "service": self._monitor.describe(self._address.rank)}
         if rank < 0:
             silent = self._tasks.silent_for(self._address.grace / 2)
-            answer["silent"] = [*map(self._describe, silent)]
+            answer["silent"] = [*map(self._monitor.describe, silent)]
             answer["workers"] = self._monitor.status()
             return answer
         if rank not in range(self._address.num_tasks):
@@ -252,6 +249,7 @@ class Service:
             link.loss.cancel()
         link.close()
         link.writer = writer
+        link.heard_at = self._tasks.clock.now
         for message in self._told.values():
             _send(writer, message)
         if self._is_closing:
@@ -270,9 +268,9 @@ class Service:
                 if "goodbye" in message:
                     self._end(rank, message["goodbye"])
                     return
-                if self._tasks.clock.now - link.due > self._address.grace:
+                if self._tasks.clock.now - link.heard_at > self._address.grace:
                     self._tasks.send(None, {"silent": f"{self._tasks.name_of(rank)} answers again"})
-                link.due = inf
+                link.heard_at = self._tasks.clock.now
                 if "pong" not in message:
                     self._receivers[next(iter(message))](rank, message)
         except (OSError, EOFError, asyncio.CancelledError) as error:
@@ -296,17 +294,12 @@ class Service:
             seconds = Timeouts.closed
             reason = "its process has ended"
         link.loss = get_running_loop().call_later(seconds, self._end, rank, reason)
-        link.due = inf
 
     def _tell(self, rank: int, message: Message) -> None:
         """Tells all tasks what one of them tells."""
         message = {**message, "rank": rank}
         self._told[message["told"], rank] = message
         self._tasks.send(None, message)
-
-    def _describe(self, rank: int) -> str:
-        link = self._tasks.links.get(rank)
-        return self._monitor.describe(rank, link.process if link else str(os.getpid()))
 
     def _end(self, rank: int, failure: str) -> None:
         """Notes the end of a process, and tells the others."""

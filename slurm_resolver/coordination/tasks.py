@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
-from math import inf
 from typing import TYPE_CHECKING
 
 from slurm_resolver.coordination import NameOf, ServiceAddress
@@ -24,7 +23,7 @@ class Link:
     process: str  # its id, and a random number
     writer: StreamWriter | None = None  # None while the connection has failed
     loss: TimerHandle | None = None  # makes the process lost after that
-    due: float = inf  # since when an answer is due, by the clock
+    heard_at: float = 0.0  # when the last message came, by the clock
 
     def close(self) -> None:
         """Closes the connection."""
@@ -40,7 +39,7 @@ class Tasks:
         links: of the tasks whose processes have come, and have not ended.
         endings: how the processes of the others have ended.
         name_of: returns how messages name a rank.
-        clock: by which answers of tasks are due.
+        clock: by which tasks are silent.
     """
 
     def __init__(self, address: ServiceAddress, name_of: NameOf) -> None:
@@ -65,8 +64,9 @@ class Tasks:
         return {rank for rank in ranks if rank in self.links and self.links[rank].writer}
 
     def silent_for(self, seconds: float) -> list[int]:
-        """Returns those whose answer has been due for longer than this."""
-        return [rank for rank, link in self.links.items() if self.clock.now - link.due > seconds]
+        """Returns those that are connected, but have sent nothing for longer than this."""
+        until = self.clock.now - seconds
+        return [rank for rank, link in self.links.items() if link.writer and link.heard_at < until]
 
     def names(self, ranks: Iterable[int], most: int = 5) -> str:
         """Returns how messages name some tasks."""

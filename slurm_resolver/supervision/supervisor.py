@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from subprocess import Popen
 from time import monotonic, time
@@ -47,6 +47,23 @@ _FINAL = {
     "saved": "exit status {}: the training was ended by a signal, or has saved and asks for a "
     "requeue",
 }
+# What srun runs, with these options, to check the nodes.
+_CHECK = (
+    "--overlap",
+    "--output=all",
+    "--error=all",
+    "--kill-on-bad-exit=1",
+    "--time=10",
+    "bash",
+    "-c",
+    'exec "$@" >&2',  # `run_step` reads standard error
+    "check",
+    sys.executable,
+    "-m",
+    "slurm_resolver",
+    "check",
+    "--collective",
+)
 
 
 class SupervisorOptions(NamedTuple):
@@ -69,6 +86,8 @@ class Supervisor:
 
     # srun's option to share nodes, once a former step still holds some
     _sharing: Sequence[str] = ()
+    # where tasks of the last step may not have ended
+    _unended: Iterable[str] = ()
 
     def __init__(self, options: SupervisorOptions, step: SlurmStep) -> None:
         self._options = options
@@ -111,8 +130,8 @@ class Supervisor:
     def _run_until_success(self) -> None:
         """Runs the step until it ends with status 0, or raises NoRestartError."""
         options = self._options
-        self._update_nodes()
         while True:
+            self._update_nodes()
             if options.check:
                 self._check_nodes()
             nodes = self._choose(options.nodes or len(self._nodes))
@@ -126,44 +145,23 @@ class Supervisor:
                 )
             elif self._suspects:
                 say(now)
-            output = self._run_on(nodes, options.command)
+            output = self._run_on(nodes, options.command[1:])
             if output.status == 0:
                 return
             self._failures.append(output.failure())
             self._check_failure(spare=len(self._nodes) > len(nodes))
             self._relay.wait(options.pause)
             self._suspects.update(output.bad)
-            self._update_nodes(output.left_on(nodes))
 
     def _check_nodes(self) -> None:
         """Checks all nodes before a start, and the others again if one of them fails in this."""
         while True:
-            nodes = self._choose(len(self._nodes))
-            output = self._run_on(
-                nodes,
-                [
-                    self._options.command[0],
-                    "--overlap",
-                    "--output=all",
-                    "--error=all",
-                    "--kill-on-bad-exit=1",
-                    "--time=10",
-                    "bash",
-                    "-c",
-                    'exec "$@" >&2',  # `run_step` reads standard error
-                    "check",
-                    sys.executable,
-                    "-m",
-                    "slurm_resolver",
-                    "check",
-                    "--collective",
-                ],
-            )
+            output = self._run_on(self._choose(len(self._nodes)), _CHECK)
             if output.status and not output.bad:
                 say(f"the check of the nodes has failed: {output.failure().text}")
             is_known = output.bad.keys() <= self._suspects.keys()
             self._suspects.update(output.bad)
-            self._update_nodes(output.left_on(nodes))
+            self._update_nodes()
             if is_known or FAILED not in output.bad.values():
                 return
 
@@ -178,37 +176,37 @@ class Supervisor:
         """
         healthy = self._healthy
         least = self._options.min_nodes or self._options.nodes or len(self._nodes)
+        if len(healthy) < least:
+            raise NoRestartError(
+                f"{counted(len(healthy), 'healthy node')} left{self._without(healthy)}: "
+                f"expected {least} or more (see --min-nodes)",
+                requeue=True,
+            )
         trusted = [name for name in healthy if name not in self._suspects]
-        if len(trusted) >= least:
-            return trusted[:wanted]
-        if len(healthy) >= least:
-            return healthy[:wanted]
-        raise NoRestartError(
-            f"{counted(len(healthy), 'healthy node')} left{self._without(healthy)}: "
-            f"expected {least} or more (see --min-nodes)",
-            requeue=True,
-        )
+        return (trusted if len(trusted) >= least else healthy)[:wanted]
 
-    def _run_on(self, nodes: Sequence[str], command: Sequence[str]) -> StepOutput:
-        """Runs a step on these nodes; `command` is srun, its options, and a program."""
+    def _run_on(self, nodes: Sequence[str], words: Sequence[str]) -> StepOutput:
+        """Runs a step on these nodes; `words` are options of srun, and a program."""
         options = self._options
         each = options.tasks_per_node
         others = [name for name in self._healthy if name != self._step.node_name]
         if options.watch and others and (not self._watch or self._watch.poll() is not None):
             # The last node may be a spare one.
             self._watch = start_watch(self._job_ref, others[-1], options.watch, options.requeue)
-        return run_step(
+        output = run_step(
             [  # an option of the user's own comes later, and counts
-                command[0],
+                options.command[0],
                 f"--nodes={len(nodes)}",
                 f"--ntasks={len(nodes) * each}",
                 f"--ntasks-per-node={each}",
                 f"--nodelist={compress_hostlist(nodes)}",
                 *self._sharing,
-                *command[1:],
+                *words,
             ],
             self._relay,
         )
+        self._unended = output.left_on(nodes)
+        return output
 
     def _check_failure(self, spare: bool) -> None:
         """Raises NoRestartError if a restart after the last failure would not help."""
@@ -228,15 +226,12 @@ class Supervisor:
         if len(self._failures) > self._options.restarts:
             raise NoRestartError(f"--restarts {self._options.restarts} allows no more")
 
-    def _update_nodes(self, unended: Collection[str] = ()) -> None:
-        """Asks for the states of the job's nodes; raises NoRestartError if the job ends.
-
-        On the `unended` nodes, tasks of the last step may not have ended.
-        """
+    def _update_nodes(self) -> None:
+        """Asks for the states of the job's nodes; raises NoRestartError if the job ends."""
         until = monotonic() + Timeouts.controller
         while not self._relay.received:
             try:
-                self._look(unended)
+                self._look()
                 return
             except OSError as error:
                 if monotonic() > until or UNKNOWN_JOB in str(error):
@@ -247,27 +242,25 @@ class Supervisor:
             self._relay.wait(5.0)
         raise NoRestartError(f"received {self._relay.received.name}", requeue=True)
 
-    def _look(self, unended: Collection[str]) -> None:
+    def _look(self) -> None:
         """Asks for the states once; raises OSError if Slurm cannot say them now.
 
         It ends what the last srun has left behind, or notes which nodes still hold it.
         """
         relay = self._relay
-        srun = f"{platform.node().partition('.')[0]}:{relay.srun.pid}" if relay.srun else ""
         until = monotonic() + Timeouts.held_step
         while True:
             self._job_ref, slurm_job = own_job(self._step, _ANSWER_SECONDS)
-            held = [
-                step
-                for step in (show_steps(slurm_job) if srun else ())
-                if step.get("SrunHost:Pid") == srun
-            ]
-            if not held or relay.received:
+            if not relay.srun or relay.received:
+                break
+            srun = f"{platform.node().partition('.')[0]}:{relay.srun.pid}"
+            held = [step for step in show_steps(slurm_job) if step.get("SrunHost:Pid") == srun]
+            if not held:
                 break
             with suppress(OSError):  # they may have ended by now
                 cancel_steps(held)
             if monotonic() > until:
-                self._holding.update(unended)
+                self._holding.update(self._unended)
                 self._sharing = ("--overlap",)
                 break
             relay.wait(1.0)

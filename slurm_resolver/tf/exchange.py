@@ -13,15 +13,14 @@ one of them does something else. So they tell each other what they do:
 Two threads share a `Workers`: the program's moves it from state to state, and the one that holds
 the connection to the coordination service notes what happens to other workers. Both take its lock.
 
-    ENDED      outside of `fit`, `evaluate` and `predict`
-    BEGUN      in one of these calls, in Python
+    PYTHON     in Python, outside of `fit`, `evaluate` and `predict`, or in one of these calls
     STEP       in a step of all workers, or where they make a variable together
-    EXCHANGE   in an exchange, which ends when all have come, or one of them is missing
-    FAILED     has failed in a call, and waits for the others to fail as well
+    EXCHANGE   in an exchange, which ends when all have come, or one of them is missing; or has
+               failed in a call, and waits for the others to fail as well
 
 This ends the collectives of this worker with an error that says why, if another worker
 
-- fails in the same call: in BEGUN and STEP. In EXCHANGE, the failed worker answers.
+- fails in the same call: in PYTHON and STEP. In EXCHANGE, the failed worker answers.
 - ends without an error: in STEP, as this worker may be about to end as well.
 - is lost: in every state. TensorFlow itself notices only after its heartbeats have failed, and
   blames the worker that notices first.
@@ -69,7 +68,7 @@ _PURPOSE = "this call of fit, evaluate or predict"  # what workers tell each oth
 STEP = "begins the next step"
 STEP_OF_CALLBACK = "begins a step in a callback"
 
-State = Enum("State", "ENDED BEGUN STEP EXCHANGE FAILED")
+State = Enum("State", "PYTHON STEP EXCHANGE")
 
 
 class _Offer(NamedTuple):
@@ -101,7 +100,7 @@ class Workers:
         absence: which worker cannot take part in a step: it is lost, or has ended.
     """
 
-    state = State.ENDED
+    state = State.PYTHON
     call = ""
     calls = 0
     failure = ""
@@ -258,7 +257,7 @@ class Workers:
         Raises:
             FitError: when another worker has failed or is lost.
         """
-        self.enter(State.BEGUN, call)
+        self.enter(call)
         try:
             yield
         except Exception as error:
@@ -267,7 +266,7 @@ class Workers:
             if (reason or self.loss) and not isinstance(error, FitError):
                 raise self.passing_on(self.failure or self.loss or reason) from error
             if self.client and not self.failure and not self.absence:
-                self.enter(State.FAILED)
+                self.state = State.EXCHANGE
                 try:  # if they fail as well, it need not tell them
                     self.client.gather(
                         f"the end of call {self.calls}",
@@ -282,7 +281,7 @@ class Workers:
                     )
             raise
         finally:
-            self.enter(State.ENDED)
+            self.enter("")
 
     def _take_waiting(self, message: Message) -> None:
         """Answers a worker that waits, if this one has begun another step, or has ended its call.
@@ -293,7 +292,7 @@ class Workers:
         with self.lock:
             if (
                 purpose != _PURPOSE
-                or self.state in (State.EXCHANGE, State.FAILED)
+                or self.state is State.EXCHANGE
                 or self.client.begun[_PURPOSE] >= number  # it comes
             ):
                 return
@@ -305,10 +304,10 @@ class Workers:
                 self.client.offer(_PURPOSE, answer)
                 abort_collectives(_describe(waiting, answer))
 
-    def enter(self, state: State, call: str = "") -> None:
-        """Enters BEGUN, at the beginning of a call, FAILED or ENDED."""
+    def enter(self, call: str) -> None:
+        """Begins a call; '' ends it."""
         with self.lock:
-            self.state = state
+            self.state = State.PYTHON
             self.call = call
             self.failure = ""
             if call:
@@ -370,12 +369,10 @@ class Workers:
         # The first task runs TensorFlow's coordination service: errors of calls do not name it.
         if "/tensorflow.CoordinationService/" in text:
             lost += self.names[:1]
+        full_names = dict(zip(self.names, self.full_names))
         for name in lost:
-            if name in self.names and name != self.name:
-                return _describe_loss(
-                    self.full_names[self.names.index(name)],
-                    "it does not answer TensorFlow",
-                )
+            if name in full_names and name != self.name:
+                return _describe_loss(full_names[name], "it does not answer TensorFlow")
         return ""
 
     def _take_failure(self, message: Message) -> None:

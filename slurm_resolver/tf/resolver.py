@@ -23,13 +23,22 @@ from slurm_resolver.cluster.options import (
     WorkerOrder,
 )
 from slurm_resolver.cluster.resolve import resolve_step
+from slurm_resolver.errors import LayoutError
 from slurm_resolver.log import tell_once
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.start.proxy import connect_directly
 from slurm_resolver.start.ready import wait_until_ready
 from slurm_resolver.tf.gpus import count_gpus, show_gpus
-from slurm_resolver.tf.hooks import refuse_hooks
 from slurm_resolver.tf.server import join, serve
+
+# The private methods of TensorFlow's resolver that its subclasses may override:
+# tensorflow/python/distribute/cluster_resolver/slurm_cluster_resolver.py.
+HOOKS = (
+    "_resolve_own_rank",
+    "_resolve_num_tasks",
+    "_resolve_hostlist",
+    "_resolve_task_configuration",
+)
 
 
 class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # type: ignore[misc]
@@ -115,7 +124,13 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
             ValueError: for a variable that cannot be read, such as a host list; it is a
                 RuntimeError as well. All of them are `slurm_resolver.SlurmResolverError`.
         """
-        refuse_hooks(type(self))
+        hooks = [name for name in HOOKS if hasattr(self, name)]
+        if hooks:
+            raise LayoutError(
+                f"{type(self).__name__} has {', '.join(hooks)}, which only TensorFlow's resolver "
+                "calls. Expected arguments instead: tasks_per_node for the number of tasks on each "
+                "node, and node_address for other names of the nodes; the ranks are Slurm's."
+            )
         options = ClusterOptions(
             jobs=jobs,
             port_base=port_base,

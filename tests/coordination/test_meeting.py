@@ -228,7 +228,8 @@ def test_another_secret_is_named(step: Step) -> None:
     other = step.start(1, "gather()")
     (told,) = other.says()
     assert told.startswith(
-        f"{SERVICE.format(port=step.port)} refuses this process: it has another secret."
+        f"{SERVICE.format(port=step.port)} refuses this process: it has another secret, of the "
+        "kind 'SLURM_RESOLVER_SECRET'. "
     )
     (told,) = serving.says()
     assert told.startswith("1 of 2 tasks did not reach the start within 2 s: rank 1. ")

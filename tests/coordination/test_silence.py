@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 from captured import Patch
 
@@ -27,8 +29,8 @@ def test_who_is_silent(events: str, monkeypatch: Patch) -> None:
     at = 0.0
     monkeypatch.setattr(silence, "monotonic", lambda: at)
     tasks = Tasks(ADDRESS, str)
-    tasks.links[1] = Link(1, "71 x", due=0.0)
-    tasks.links[2] = Link(2, "72 x")
+    tasks.links[1] = Link(1, "71 x", writer=Mock())
+    tasks.links[2] = Link(2, "72 x")  # its connection has failed
     for event in events.split(", "):
         does, seconds = event.split()
         for _ in range(int(seconds)):

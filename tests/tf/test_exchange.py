@@ -48,6 +48,14 @@ def worker(aborted: Strings) -> Workers:
     return Workers(SimpleNamespace(cluster_resolver=resolver), Group(client, range(3)))
 
 
+def be(worker: Workers, moment: str) -> None:
+    """Lets a worker that has begun its first call be in one of the moments."""
+    call, state = MOMENTS[moment]
+    if not call:
+        worker.enter("")
+    worker.state = state
+
+
 def happen(worker: Workers, message: Fields) -> None:
     """Lets the worker take a message of the service."""
     worker.client.listeners[next(iter(message))](message)
@@ -57,58 +65,62 @@ FAILED = "worker 0 has failed in fit: ValueError"
 GONE = f"{NAMES[2]} is gone: its process has ended"
 ALONE = f"{NAMES[1]} was stopped or cut off, and the others have ended without it"
 LEFT = f"{NAMES[2]} has ended, and cannot take part in a step"
-# What happens to another worker, why it ends the collectives of this one, and in which states.
-EVENTS: list[tuple[Fields, str, set[State]]] = [
+# The call that a worker is in, if any, and its state.
+MOMENTS = {
+    "outside of a call": ("", State.PYTHON),
+    "in a call": ("fit", State.PYTHON),
+    "in a step": ("fit", State.STEP),
+    "in an exchange": ("fit", State.EXCHANGE),
+}
+# What happens to another worker, why it ends the collectives of this one, and when.
+EVENTS: list[tuple[Fields, str, set[str]]] = [
     (
         {"told": "failed 1", "value": FAILED},
         FAILED,
-        {State.BEGUN, State.STEP},
+        {"in a call", "in a step"},
     ),
-    ({"left": [2]}, LEFT, {State.STEP}),
-    ({"gone": 2, "why": "its process has ended"}, GONE, {*State}),
-    ({"gone": 0, "why": f"FitError: {GONE}"}, GONE, {*State}),
-    ({"gone": 0, "why": f"FitError: {NAMES[1]} is gone: it is silent"}, ALONE, {*State}),
-    ({"gone": 1, "why": "the service has given up this task", "service": True}, ALONE, {*State}),
+    ({"left": [2]}, LEFT, {"in a step"}),
+    ({"gone": 2, "why": "its process has ended"}, GONE, {*MOMENTS}),
+    ({"gone": 0, "why": f"FitError: {GONE}"}, GONE, {*MOMENTS}),
+    ({"gone": 0, "why": f"FitError: {NAMES[1]} is gone: it is silent"}, ALONE, {*MOMENTS}),
+    ({"gone": 1, "why": "the service has given up this task", "service": True}, ALONE, {*MOMENTS}),
 ]
 
 
-@pytest.mark.parametrize(("event", "reason", "states"), EVENTS)
-@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize(("event", "reason", "moments"), EVENTS)
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_what_ends_the_collectives(
     worker: Workers,
     aborted: Strings,
-    state: State,
+    moment: str,
     event: Fields,
     reason: str,
-    states: set[State],
+    moments: set[str],
 ) -> None:
-    worker.enter(State.BEGUN, "fit")
-    if state in (State.ENDED, State.FAILED):
-        worker.enter(state)
-    worker.state = state
+    worker.enter("fit")
+    be(worker, moment)
     happen(worker, event)
-    assert [text[: len(reason)] for text in aborted] == [reason] * (state in states)
+    assert [text[: len(reason)] for text in aborted] == [reason] * (moment in moments)
 
 
 ENDED = "has ended that call"
-# The state of a worker that has begun step 5, the call and the step of one that waits in an
-# exchange, and what the worker answers to it.
-WAITING: list[tuple[State, int | None, int, str]] = [
-    (State.STEP, 1, 4, STEP),
-    (State.STEP, 1, 5, ""),
-    (State.ENDED, 1, 5, ENDED),
-    (State.ENDED, None, 5, ""),
+# When a worker that has begun step 5 learns of one that waits in an exchange, the call and the step
+# of that one, and what the worker answers to it.
+WAITING: list[tuple[str, int | None, int, str]] = [
+    ("in a step", 1, 4, STEP),
+    ("in a step", 1, 5, ""),
+    ("in an exchange", 1, 4, ""),
+    ("outside of a call", 1, 5, ENDED),
+    ("outside of a call", None, 5, ""),
 ]
 
 
-@pytest.mark.parametrize(("state", "call", "step", "answer"), WAITING)
+@pytest.mark.parametrize(("moment", "call", "step", "answer"), WAITING)
 def test_what_a_worker_answers_to_one_that_waits(
-    worker: Workers, aborted: Strings, state: State, call: int | None, step: int, answer: str
+    worker: Workers, aborted: Strings, moment: str, call: int | None, step: int, answer: str
 ) -> None:
-    worker.enter(State.BEGUN, "fit")
-    if state is State.ENDED:
-        worker.enter(state)
-    worker.state = state
+    worker.enter("fit")
+    be(worker, moment)
     worker._steps = 5
     waiting = ["worker 0", "ends epoch 1", step, call]
     happen(worker, {"awaited": (exchange._PURPOSE, 4), "value": json.dumps(waiting)})
@@ -117,10 +129,10 @@ def test_what_a_worker_answers_to_one_that_waits(
 
 
 def test_what_has_happened_ends_what_would_wait(worker: Workers) -> None:
-    worker.enter(State.BEGUN, "fit")
+    worker.enter("fit")
     with pytest.raises(FitError, match=FAILED), worker.doing(State.EXCHANGE):
         happen(worker, EVENTS[0][0])  # after the others have come
-    worker.enter(State.ENDED)
+    worker.enter("")
     happen(worker, {"left": [2]})
     worker.refuse_loss()  # a save of the others need not end
     with pytest.raises(FitError, match=re.escape(LEFT)), worker.doing(State.STEP):

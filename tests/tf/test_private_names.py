@@ -18,8 +18,8 @@ from keras_3 import keras
 import slurm_resolver
 from slurm_resolver.errors import KerasError, ResumeError
 from slurm_resolver.tf import gpus, private_names, server
-from slurm_resolver.tf.hooks import HOOKS
 from slurm_resolver.tf.keras import patches
+from slurm_resolver.tf.resolver import HOOKS
 from slurm_resolver.tf.training import checkpoint, exactness
 
 CALLS = (
