@@ -9,10 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions
-from slurm_resolver.cluster.ports import Ports
-from slurm_resolver.cluster.roles import Roles
 from slurm_resolver.errors import AddressError
 from slurm_resolver.slurm.hostlist import compress_hostlist
 from slurm_resolver.slurm.step_variables import SlurmStep
@@ -51,7 +48,7 @@ def find_hosts(step: SlurmStep, nodes: Nodes, num_tasks: int, options: ClusterOp
     node_address = options.node_address
     if node_address == "slurm" and not step.simulated:  # whose node is this machine
         # All tasks spread their questions over up to ten seconds.
-        delay = min(10.0, num_tasks / 100) * (step.rank or 0) / num_tasks
+        delay = min(10 / num_tasks, 0.01) * (step.rank or 0)
         node_address = _ask_slurm(compress_hostlist(sorted(nodes)), delay)
     if node_address is None and step.is_live and num_tasks > 1 and options.layout != "environment":
         # A node may resolve its own name only.
@@ -100,18 +97,6 @@ def _ask_slurm(nodes: str, delay: float) -> Hosts:
             f"node_address='slurm': Slurm did not give the addresses of {nodes}: {error}. Pass a "
             "function or mapping from node names to hosts instead."
         ) from error
-
-
-def make_addresses(layout: Layout, roles: Roles, hosts: Hosts, ports: Ports) -> JobAddresses:
-    """Returns the addresses of each job by index."""
-    host_of = list(map(hosts.__getitem__, layout.nodes))
-    port_of = [f":{port}" for port in ports.by_local_rank]
-    node_of = layout.node_of
-    local_rank_of = layout.local_rank_of
-    return {
-        job: [host_of[node_of[rank]] + port_of[local_rank_of[rank]] for rank in ranks]
-        for job, ranks in roles.items()
-    }
 
 
 def identity_of(step: SlurmStep) -> str:

@@ -11,7 +11,6 @@ from slurm_resolver.cluster.addresses import (
     JobAddresses,
     find_hosts,
     identity_of,
-    make_addresses,
 )
 from slurm_resolver.cluster.alone import advise_on_lonely_step, why_alone
 from slurm_resolver.cluster.cluster import Cluster
@@ -163,15 +162,15 @@ def resolve_step(step: SlurmStep, options: ClusterOptions) -> Cluster:
     )
     layout = _find_layout(step, options, service)
     roles = assign_roles(layout, jobs, options)
-    place = (layout.nodes[layout.node_of[service.rank]], layout.local_rank_of[service.rank])
+    # The lowest rank on the service's node has the service.
+    host_rank = layout.node_of.index(layout.nodes.index(service.node))
     return Cluster(
         step=step,
         layout=layout,
         roles=roles,
         ports=ports,
         hosts=hosts,
-        service=service._replace(hosts_service=place == (service.node, 0)),
-        addresses=make_addresses(layout, roles, hosts, ports),
+        service=service._replace(hosts_service=service.rank == host_rank),
         gpu_decision=choose_gpus(step, layout, roles, options),
         options=options,
     )
