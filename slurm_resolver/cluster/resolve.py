@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 
 from slurm_resolver.cluster.addresses import (
@@ -79,11 +78,8 @@ def resolve(
         JobsError, AddressError: for arguments that do not fit the step.
         GpuError: for GPU variables that are not a list of devices, or show more than was granted.
     """
-    step = SlurmStep.read(environ)
-    if environ is not None and environ is not os.environ:
-        step = step.replace(task_pid=None)  # this process is not the task
     return resolve_step(
-        step,
+        SlurmStep.read(environ),
         ClusterOptions(
             jobs=jobs,
             port_base=port_base,
