@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from captured import Patch
 from hypothesis import given
@@ -16,7 +14,6 @@ import slurm_resolver as sr
 from slurm_resolver.cluster.layout import (
     Layout,
     layout_from_environment,
-    set_tasks_per_node,
     verify_layout,
 )
 from slurm_resolver.cluster.options import ClusterOptions
@@ -179,21 +176,6 @@ def test_what_a_task_reports_of_its_place(
         return
     with pytest.raises(EnvironmentValueError, match=error):
         sr.resolve(layout="rendezvous", environ=environ)
-
-
-@pytest.mark.parametrize(
-    "tasks_per_node",
-    [
-        "2",
-        2.0,
-        {},
-        {"n9": "2", "n10": 2},
-    ],
-)
-def test_tasks_per_node_that_are_no_counts(tasks_per_node: Any) -> None:
-    step = SlurmStep.read(TASK)
-    with pytest.raises(LayoutError, match=r"tasks_per_node=.*: expected a whole number"):
-        set_tasks_per_node(step, tasks_per_node)
 
 
 def test_tasks_per_node_may_name_the_nodes() -> None:
