@@ -49,4 +49,4 @@ def parse_signal(text: str) -> LimitSignal:
             f"--signal {text!r}: expected SIGNAL[@SECONDS] with the name or number of a signal, "
             "such as USR1@120"
         )
-    return number, int(seconds) if at else 60
+    return number, int(seconds or 60)
