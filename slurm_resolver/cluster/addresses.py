@@ -65,15 +65,13 @@ def find_hosts(step: SlurmStep, nodes: Nodes, num_tasks: int, options: ClusterOp
             ) from error
     if node_address is None or node_address == "slurm":
         return dict(zip(nodes, nodes))
+    if isinstance(node_address, str):
+        node_address = {node: node + node_address for node in nodes}
+    find = node_address if callable(node_address) else node_address.get
     hosts: dict[str, str] = {}
     taken: set[str] = set()
     for node in nodes:
-        if isinstance(node_address, str):
-            host: str | None = node + node_address
-        elif callable(node_address):
-            host = node_address(node)
-        else:
-            host = node_address.get(node)
+        host = find(node)
         if not isinstance(host, str) or not re.fullmatch(r"[^\s,/]+", host) or host in taken:
             raise AddressError(
                 f"node_address gives {host!r} for node {node}; expected the host to connect to, "
