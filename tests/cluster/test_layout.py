@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 from captured import Patch
 from hypothesis import given
@@ -11,6 +13,7 @@ from recorded_steps import Recording, recordings, unknowable
 from task_variables import ALONE
 
 import slurm_resolver as sr
+from slurm_resolver.cluster import layout_exchange
 from slurm_resolver.cluster.layout import (
     Layout,
     layout_from_environment,
@@ -165,17 +168,16 @@ def test_what_a_task_reports_of_its_place(
     place: Texts, error: str | None, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("SLURM_RESOLVER_LAYOUT", "")
-    environ = {
-        **ALONE,
-        **place,
-        "SLURM_STEP_NODELIST": "localhost",
-        "SLURMD_NODENAME": "localhost",
-    }
+    service = mock.Mock()
+    service.return_value.gather.return_value = {0: ("n9", None)}
+    monkeypatch.setattr(layout_exchange, "connect", service)
+    environ = {**ALONE, **place, "SLURMD_NODENAME": "n9"}
     if error is None:
         assert sr.resolve(layout="rendezvous", environ=environ).layout.source == "rendezvous"
         return
     with pytest.raises(EnvironmentValueError, match=error):
         sr.resolve(layout="rendezvous", environ=environ)
+    assert not service.called  # the service would wait for this task
 
 
 def test_tasks_per_node_may_name_the_nodes() -> None:
