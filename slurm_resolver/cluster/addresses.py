@@ -20,7 +20,6 @@ JobAddresses = dict[str, list[str]]  # the addresses of each job by index
 
 _SLURMS = "--node-address slurm, or node_address='slurm' in the program"
 # What to do about an address that does not answer.
-FIREWALL = "; if a firewall between the nodes blocks the port, open it"
 NODE_ADDRESS = f"; if Slurm has another address (scontrol show node), set {_SLURMS}"
 
 

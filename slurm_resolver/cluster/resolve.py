@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from slurm_resolver.cluster.addresses import (
-    FIREWALL,
     NODE_ADDRESS,
     JobAddresses,
     find_hosts,
@@ -141,8 +140,9 @@ def resolve_step(step: SlurmStep, options: ClusterOptions) -> Cluster:
     hosts = find_hosts(step, nodes, num_tasks, options)
     remedy = ""
     if not step.simulated:
-        # The addresses may be Slurm's already.
-        remedy = FIREWALL + (NODE_ADDRESS if options.node_address != "slurm" else "")
+        remedy = "; if a firewall between the nodes blocks the port, open it"
+        if options.node_address != "slurm":  # else the address is Slurm's already
+            remedy += NODE_ADDRESS
     # Slurm's variables decide which task has the service, as tasks that disagree on the layout have
     # to find each other too. Whether it is this one is known for sure with the layout.
     service = ServiceAddress(
