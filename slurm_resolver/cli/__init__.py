@@ -2,7 +2,7 @@
 
 Only the module of the given subcommand is imported: every task may run it, so it must start
 quickly. Each module has `DESCRIPTION`, `EPILOG`, `add_arguments(add)` and `main(args)`, which
-returns the exit status.
+returns the exit status. `SLURMS_OPTIONS` says where options go that only Slurm has.
 """
 
 from __future__ import annotations
@@ -62,7 +62,11 @@ def build_parser(complete: Collection[str] = COMMANDS) -> Parser:
             module = importlib.import_module(f"slurm_resolver.cli.{name}")
             command.description = module.DESCRIPTION
             command.epilog = module.EPILOG
-            command.set_defaults(function=module.main, refuse=command.error)
+            command.set_defaults(
+                function=module.main,
+                refuse=command.error,
+                slurms_options=getattr(module, "SLURMS_OPTIONS", ""),
+            )
             module.add_arguments(command.add)
     return parser
 
@@ -79,18 +83,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = [word for word in argv if not word.startswith("-")][:1]
     args, unknown = build_parser(names).parse_known_args(argv)
     if unknown:
-        args.refuse(
-            f"unrecognized arguments: {' '.join(unknown)}. Give options of Slurm that are not "
-            "listed here to srun or sbatch"
-        )
+        args.refuse(f"unrecognized arguments: {' '.join(unknown)}{args.slurms_options}")
     try:
         return int(args.function(args))
-    except (SlurmResolverError, OSError) as error:
-        if isinstance(error, OSError):  # most often of the output; Python would write the rest
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        if not isinstance(error, BrokenPipeError):  # as in: slurm-resolver explain log | head
-            print_line(error, f"slurm-resolver {args.command}")
+    except SlurmResolverError as error:
+        print_line(error, f"slurm-resolver {args.command}")
         return 1 if find_rendezvous_error(error) else 2
+    except OSError as error:  # of the output, whose rest Python would write at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if not isinstance(error, BrokenPipeError):  # as in: slurm-resolver explain log | head
+            print_line(f"cannot write the output: {error.strerror}", "slurm-resolver")
+        return 2
 
 
 def _print_any_text() -> None:

@@ -19,7 +19,12 @@ from slurm_resolver.cli.shared_options import (
 )
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import resolve_step
-from slurm_resolver.errors import NotInStepError, SlurmResolverError, find_rendezvous_error
+from slurm_resolver.errors import (
+    JobsError,
+    NotInStepError,
+    SlurmResolverError,
+    find_rendezvous_error,
+)
 from slurm_resolver.preflight.result import FAILED, Result
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.timeouts import Timeouts
@@ -60,6 +65,11 @@ def main(args: Namespace) -> int:
     from slurm_resolver.preflight.step_checks import check_step
 
     step = SlurmStep.read()
+    if args.collective and "ps" in (args.jobs or {}):
+        raise JobsError(
+            "--collective with ps in --jobs: it measures MultiWorkerMirroredStrategy, which does "
+            "not start in a cluster with parameter servers. Remove ps."
+        )
     until = time.monotonic() + args.timeout
     try:
         cluster = resolve_step(step, options_of(args, ClusterOptions, until=until))

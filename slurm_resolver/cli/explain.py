@@ -17,7 +17,7 @@ from slurm_resolver.cli.shared_options import OptionAdder
 from slurm_resolver.diagnostics.first_failure import FailureReader
 from slurm_resolver.diagnostics.known_messages import CAUSES
 from slurm_resolver.diagnostics.log_starts import read_last_start
-from slurm_resolver.diagnostics.message_search import Finding, printable
+from slurm_resolver.diagnostics.message_search import Finding, printable, search
 from slurm_resolver.log import print_line
 from slurm_resolver.wording import shorten
 
@@ -45,6 +45,7 @@ _RAISED = re.compile(
     r"its process (?:has )?ended|[\w.]+: |\w+(?:Error|Exception|Interrupt|Exit)\.?$"
     r"|(?:Exited with exit code|exit status) (?!13[79])"
 )
+_LABEL = " srun --label --kill-on-bad-exit=1 python train.py shows the rank before each line."
 
 
 def add_arguments(add: OptionAdder) -> None:
@@ -91,22 +92,40 @@ def _explain(readers: Sequence[FailureReader], has_failed: bool) -> list[str]:
     lines = []
     first = readers[0].first() if readers else None
     if first and not first.follows:
+        # The findings of the first failure come first.
         file = readers[0].file
-        findings.sort(key=lambda finding: (finding.file != file, finding.known.kind not in CAUSES))
+        known, _ = search(first.line)
+        findings.sort(
+            key=lambda finding: (
+                finding.file != file,
+                finding.known.kind not in CAUSES,
+                finding.line_number != first.line_number and finding.known is not known,
+            )
+        )
+        after = ""
+        if first.is_end and findings:
+            cause = findings[0]
+            if cause.file == file and cause.known.kind in CAUSES:
+                after = f", after: {cause.line}"
         task = first.task
         if not task:  # its own log does not say which it is, but another one may name its end
             reports = [reader.first() for reader in readers if _order(reader) == _REPORT]
             ends = {report.task for report in reports if report}
             task = ends.pop() if len(ends) == 1 else ""
-        line = f"{task} failed first: {first.line} ({file}:{first.line_number})"
+        line = f"{task} failed first: {first.line}{after} ({file}:{first.line_number})"
         lines.append(printable(line))
-    return lines + _describe_findings(findings)
+    is_labelled = len(readers) != 1 or readers[0].is_labelled
+    return lines + _describe_findings(findings, "" if is_labelled else _LABEL)
 
 
-def _describe_findings(findings: Sequence[Finding]) -> list[str]:
+def _describe_findings(findings: Sequence[Finding], label: str) -> list[str]:
     """Returns where each kind of message is, with its tasks, and its cause and remedy.
 
-    Each text is there once. The findings of a kind need not follow each other.
+    Each text is there once.
+
+    Args:
+        findings: those of a kind need not follow each other.
+        label: what remedies say about a log without the tasks' ranks.
     """
     lines = []
     for known in dict.fromkeys(finding.known for finding in findings):
@@ -119,7 +138,7 @@ def _describe_findings(findings: Sequence[Finding]) -> list[str]:
             f"{first.file}:{first.line_number}: {known.id} (x{count}){at}",
             _wrapped(first.line),
             _wrapped(f"Cause: {known.cause}"),
-            _wrapped(f"Remedy: {known.remedy}"),
+            _wrapped(f"Remedy: {known.remedy.replace('{label}', label)}"),
         ]
     return [*dict.fromkeys(lines)]
 

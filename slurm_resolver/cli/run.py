@@ -27,6 +27,11 @@ examples:
   slurm-resolver run -n 2 -t 1:00 --signal USR1@30 -- python train.py
   slurm-resolver run -n 2 --requeue --preempt-after 20 -- python train.py"""
 
+SLURMS_OPTIONS = (
+    ". The tasks run on this machine, without Slurm: leave out options for its nodes, partitions, "
+    "accounts or memory"
+)
+
 
 def add_arguments(add: OptionAdder) -> None:
     """Adds this subcommand's arguments; most have the name of their field in `RunOptions`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from argparse import Namespace
 
@@ -26,6 +27,11 @@ examples:
   slurm-resolver sbatch -N 4 --tasks-per-node 4 --gpus-per-node 4 -- python train.py > job.sbatch
   slurm-resolver sbatch -N 4 --tasks-per-node 4 --ps 2 --time 1-00 --requeue -- python train.py
   slurm-resolver sbatch -N 8 --restarts 5 --spare-nodes 1 --min-nodes 6 -- python train.py"""
+
+SLURMS_OPTIONS = (
+    ". Give Slurm's other options to sbatch, as in sbatch --partition=gpu job.sbatch, or add them "
+    "to the file as #SBATCH lines"
+)
 
 
 def add_arguments(add: OptionAdder) -> None:
@@ -60,6 +66,7 @@ def add_arguments(add: OptionAdder) -> None:
 def main(args: Namespace) -> int:
     """Prints the file, and returns 0."""
     settings = options_of(args, BatchSettings, command=command_of(args, starts_here=False))
-    sys.stdout.buffer.write(batch_file(settings).encode())  # UTF-8, whatever the locale is
-    sys.stdout.flush()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="strict")  # whatever the locale is
+    print(batch_file(settings), end="")
     return 0

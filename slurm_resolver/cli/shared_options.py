@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from argparse import REMAINDER, ArgumentParser, ArgumentTypeError, Namespace
 from contextlib import suppress
@@ -30,12 +31,13 @@ def number_type(least: int, most: int = 1_000_000) -> Callable[[str], int]:
 
 def numbers_by_name(text: str) -> dict[str, int]:
     """Reads ``ps=2,worker=-1``."""
-    pairs = [part.split("=") for part in text.split(",")]
-    with suppress(ValueError):
-        numbers = {name.strip(): int(number) for name, number in pairs}
-        if len(numbers) == len(pairs):
-            return numbers
-    raise ArgumentTypeError(f"{text!r}: expected NAME=NUMBER,…, each name once")
+    pairs = [
+        re.fullmatch(r"([^\s=]+)\s*=\s*(-?[0-9]{1,9})", part.strip()) for part in text.split(",")
+    ]
+    numbers = {pair[1]: int(pair[2]) for pair in pairs if pair}
+    if len(numbers) < len(pairs):
+        raise ArgumentTypeError(f"{text!r}: expected NAME=NUMBER,…, each name once")
+    return numbers
 
 
 def seconds(text: str) -> float:

@@ -16,6 +16,7 @@ from slurm_resolver.coordination.usage import (
     shares_of,
     slowest,
 )
+from slurm_resolver.coordination.wire import Message
 from slurm_resolver.diagnostics.running_job import ask_service
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.slurm.step_variables import SlurmStep
@@ -75,14 +76,16 @@ def main(args: Namespace) -> int:
     if not job_id:
         raise LaunchError("no job: give its id, as in slurm-resolver status 42")
     answer = ask_service(job_id, step_id, args.port)
-    workers = answer["workers"]
+    workers: list[Message] = answer["workers"]
     reports = {
         worker["name"]: Report(**{field: worker[field] for field in Report._fields})
         for worker in workers
     }
     silent = [f"{who}, does not answer: stopped, or hanging in C code" for who in answer["silent"]]
     if args.json:
-        print(json.dumps({"workers": workers, "slowest": slowest(reports), "silent": silent}))
+        slow = None if silent else slowest(reports)
+        rank_of = {worker["name"]: worker["rank"] for worker in workers}
+        print(json.dumps({"workers": workers, "slowest": rank_of.get(slow), "silent": silent}))
         return 0
     lines = [table(reports), describe(reports), *advise(reports)] if workers else [_NO_REPORT]
     print("\n".join(filter(None, [*lines, *silent])))

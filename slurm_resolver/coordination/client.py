@@ -70,6 +70,8 @@ class Client:
     _notice_at = inf
     # whether the network has ended the last connection, not the service's process
     _was_cut = False
+    # why the service cannot listen
+    _port_problem: str | None = None
 
     def __init__(self, address: ServiceAddress) -> None:
         """Connects, in a thread. Starts the service first if the address says so."""
@@ -203,8 +205,10 @@ class Client:
         if self.address.hosts_service and not self.service:
             from slurm_resolver.coordination.service import Service
 
-            with suppress(OSError):
+            try:
                 self.service = Service(self.address, lambda rank: self.name_of(rank))
+            except OSError as error:
+                self._port_problem = error.strerror
 
     def _run(self) -> None:
         """Holds a connection until this process leaves or is refused; the thread of the client."""
@@ -217,14 +221,17 @@ class Client:
                     self._attend(connection, answer)
             except RefusedError as error:
                 self.refusal = str(error)
+                if self._gone_at < inf:  # the service has given up this task since
+                    self._end_training(self.address.rank, self.refusal)
             except (OSError, RendezvousError) as error:
                 self._take_failure(error)
                 if self.address.hosts_service and not self.service and monotonic() > until:
                     self.refusal = (
                         f"the coordination service cannot listen at port {self.address.port} of "
-                        "this node. End the process that uses it, or choose another port_base "
-                        "(--port-base); without it, start the step again."
+                        f"this node: {self._port_problem}. End the process that uses it, or choose "
+                        "another port_base (--port-base); without it, start the step again."
                     )
+                    warn("%s", self.refusal)  # this task may never wait for the others
             self.wait_for(lambda: self._closed or self.refusal, _PAUSE)
             # After the service's end there may never be another one, nor a need for one.
             self.wait_for(lambda: self._end is None or self._standing or self._closed)
@@ -296,7 +303,11 @@ class Client:
         """Notes that the process of the service is lost."""
         self._gone_at = inf
         self._end = why
-        self._dispatch({"gone": self._service_rank, "why": why, "service": True})
+        self._end_training(self._service_rank, why)
+
+    def _end_training(self, rank: int, why: str) -> None:
+        """Tells those who listen that a task is lost, and the service with it."""
+        self._dispatch({"gone": rank, "why": why, "service": True})
 
     def _dispatch(self, message: Message) -> None:
         """Takes a message of the service, and passes it on to those who listen."""

@@ -112,8 +112,10 @@ class Rounds:
         """Reports which tasks are missing; of a patient round, tells all tasks who waits."""
         now = monotonic()
         for current in self._rounds.values():
+            if current.answer or now < current.next_notice:
+                continue
             waiting = self._tasks.connected(current.waiting)
-            if current.answer or not waiting or now < current.next_notice:
+            if not waiting:
                 continue
             if current.is_patient:
                 current.next_notice = now + _NEXT_PATIENT_NOTICES

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import os
 import re
-from functools import cache
+from collections.abc import Mapping
 from math import inf
 from pathlib import Path
-from secrets import token_bytes
+from secrets import token_bytes, token_hex
 from shutil import which
 from time import monotonic
 
@@ -41,13 +41,18 @@ REMEDY = f"Set {VARIABLE} once, before srun: export {VARIABLE}=$(openssl rand -h
 MUNGE = "munge"
 NONE = "no secret"
 
+# The keys that munge has decrypted here, by the random names that their services gave them. It may
+# take longer than a handshake, and no longer run when a task returns.
+_keys: dict[str, bytes] = {}
+
 
 class Secret:
     """The secret of a service.
 
     Attributes:
         key: the secret; b"" without one.
-        offer: what a task of the same user needs to obtain it: with munge, an encrypted key.
+        offer: what a task of the same user needs to obtain it: with munge, the name of the key and
+            a credential, which contains the key; else nothing.
         renew_at: when to call `renew`, which may take long; inf without munge.
     """
 
@@ -55,10 +60,11 @@ class Secret:
 
     def __init__(self) -> None:
         """Raises RendezvousError if the variable has an unusable value, or munge fails."""
-        self.offer = ""
+        self.offer: dict[str, str] = {}
         self.key = os.environb.get(VARIABLE.encode(), b"")
         if find_means() == MUNGE:
             self.key = token_bytes(32)
+            self.offer["key"] = token_hex(16)
             self.renew()
 
     def renew(self) -> None:
@@ -66,27 +72,27 @@ class Secret:
         self.renew_at = monotonic() + _RENEW_SECONDS
         # Sites can choose a default cipher that does not encrypt.
         options = ["--restrict-uid", str(os.geteuid()), "--cipher=aes128"]
-        self.offer = _run_munge("munge", options, self.key.hex()).strip()
+        self.offer["credential"] = _run_munge("munge", options, self.key.hex()).strip()
 
 
-def accept_offer(offer: str) -> bytes:
+def accept_offer(offer: Mapping[str, str]) -> bytes:
     """Returns the secret that a service with this offer has, if this task has the same kind.
 
     Otherwise it is a key with which no proof is right. Raises RendezvousError if munge fails.
     """
     if find_means() != MUNGE:
         return os.environb.get(VARIABLE.encode(), b"")
-    return _decrypt(offer) if offer else token_bytes(32)
-
-
-@cache  # munge may take longer than a handshake, or than a task may be away
-def _decrypt(credential: str) -> bytes:
-    # Any user can encrypt a key for this user; only this user's own is accepted.
-    text = _run_munge("unmunge", ["--numeric", "--keys=UID"], credential)
-    match = re.fullmatch(rf"UID:\s*{os.geteuid()}\s+([0-9a-f]{{64}})\s*", text)
-    if not match:
-        raise RendezvousError(f"the service's munge credential is another user's. {REMEDY}.")
-    return bytes.fromhex(match[1])
+    if not offer:
+        return token_bytes(32)
+    name = offer["key"]
+    if name not in _keys:
+        # Any user can encrypt a key for this user; only this user's own is accepted.
+        text = _run_munge("unmunge", ["--numeric", "--keys=UID"], offer["credential"])
+        match = re.fullmatch(rf"UID:\s*{os.geteuid()}\s+([0-9a-f]{{64}})\s*", text)
+        if not match:
+            raise RendezvousError(f"the service's munge credential is another user's. {REMEDY}.")
+        _keys[name] = bytes.fromhex(match[1])
+    return _keys[name]
 
 
 def find_means() -> str:

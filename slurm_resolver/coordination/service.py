@@ -80,8 +80,7 @@ class Service:
     _pings_at = 0.0
     # why it cannot serve: the secret cannot be obtained, or too few files may be open
     _problem = ""
-    # how many processes know that, and until when it waits for the others, at its end
-    _informed = 0
+    # until when it waits, at its end, for the tasks to learn that
     _inform_until = inf
 
     def __init__(self, address: ServiceAddress, name_of: NameOf) -> None:
@@ -95,6 +94,8 @@ class Service:
             _allow_connections(address)
         except RendezvousError as error:
             self._problem = str(error).rstrip(".")
+        # the ranks that know the problem
+        self._informed: set[object] = set()
         self._address = address
         self._tasks = Tasks(address, name_of)
         # what the messages of the tasks are for
@@ -108,6 +109,8 @@ class Service:
             "progress": self._monitor.message,
             "told": self._tell,
         }
+        # why processes have failed or are lost; a lost one may return
+        self._failures: dict[str, str] = {}
         # the ranks whose goodbyes the others are not told yet
         self._departed: list[int] = []
         # what tasks tell all others, by topic and rank
@@ -174,7 +177,8 @@ class Service:
         """Whether tasks have to learn how the training ends, or that the service cannot start."""
         if not self._problem:
             return self._training.has_to_tell()
-        return self._informed < self._address.num_tasks and monotonic() < self._inform_until
+        all_know = self._informed.issuperset(range(self._address.num_tasks))
+        return not all_know and monotonic() < self._inform_until
 
     async def _admit(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Serves one connection: a task's, an observer's or a stranger's."""
@@ -197,8 +201,8 @@ class Service:
         """Admits the process that connects, once it has proved the secret."""
         greeting = {"protocol": PROTOCOL, "identity": self._address.identity}
         if self._problem:
-            self._informed += 1
             _send(writer, {**greeting, "refused": f"it cannot start: {self._problem}"})
+            self._informed.add((await _receive(reader))["rank"])
             return None
         if monotonic() > self._secret.renew_at:  # munge may take long
             await get_running_loop().run_in_executor(None, self._secret.renew)
@@ -229,6 +233,8 @@ class Service:
         link = self._tasks.links.get(rank)
         if link and link.process == process:  # it returns
             return answer
+        if process in self._failures:  # it returns too late
+            return {"refused": f"it has given up this task ({self._failures[process]})"}
         if link and link.writer:
             return {
                 "refused": f"rank {rank} is represented by process {link.process.split()[0]}, "
@@ -304,12 +310,15 @@ class Service:
 
     def _end(self, rank: int, failure: str) -> None:
         """Notes the end of a process, and tells the others."""
+        link = self._tasks.links[rank]
         if failure:
             self._tasks.send(None, {"gone": rank, "why": failure})
+            self._failures[link.process] = failure
         else:
             self._departed.append(rank)
         # It may be stopped: it learns the reason once it continues.
-        self._tasks.links.pop(rank).close()
+        link.close()
+        del self._tasks.links[rank]
         self._tasks.endings[rank] = failure or "it has ended"
         self._rounds.ended()
         self._training.ended(rank, failure)

@@ -127,15 +127,22 @@ def advise(workers: Workers) -> list[str]:
     A loss of less than a fifth of the time, or of a few seconds, is not worth a line.
     """
     lines = []
-    is_whole = any(report.whole_data for report in workers.values())
-    least = max(_LOSS, _LOST_SECONDS / (seconds_of(workers) or 1.0))
-    slow, excess = _busiest(workers)
-    shares = shares_of(*workers.values())
+    slow = slowest(workers)
+    # Where it is not known how long the others wait, they wait for the slowest one.
+    waits_unseen = slow and STEPS in workers[slow].seconds
+    shares = shares_of(*([workers[slow]] if waits_unseen else workers.values()))
     cause = max(_REMEDIES, key=shares.__getitem__)
-    if excess >= least:
-        lines.append(_advise_of_one(workers, slow))
-    elif shares[cause] >= least and not (cause == DATA and is_whole):
-        lines.append(f"{cause} takes {shares[cause]:.0%} of the time: {_REMEDIES[cause]}")
+    share = shares[cause]
+    is_whole = any(report.whole_data for report in workers.values())
+    if share >= _LOSS and share * seconds_of(workers) >= _LOST_SECONDS:
+        # A worker that waits nearly as long as the others waits for the network, as they do.
+        is_slow = slow and (
+            waits_unseen or (cause == WAITING and shares_of(workers[slow])[cause] < share / 2)
+        )
+        if is_slow and cause != VALIDATION:
+            lines.append(_advise_of_one(workers, slow))
+        elif cause != DATA or not is_whole:
+            lines.append(f"{cause} takes {share:.0%} of the time: {_REMEDIES[cause]}")
     if is_whole:
         lines.append(_WHOLE_DATA)
     if any(report.whole_steps for report in workers.values()):
@@ -145,19 +152,13 @@ def advise(workers: Workers) -> list[str]:
 
 def slowest(workers: Workers) -> str:
     """Returns the name of the worker for which the others wait; "" if none is clearly slower."""
-    slow, excess = _busiest(workers)
-    return slow if excess >= _SLOWER else ""
-
-
-def _busiest(workers: Workers) -> tuple[str, float]:
-    """Returns a worker, and the share of its time for which the others wait for it."""
     busy = {
         name: sum(shares_of(report)[cause] for cause in _BUSY) for name, report in workers.items()
     }
-    if not busy:
-        return "", 0.0
-    slow = max(busy, key=busy.__getitem__)
-    return slow, busy[slow] - median_low(busy.values())
+    slow = max(busy, key=busy.__getitem__, default="")
+    if not slow or busy[slow] - median_low(busy.values()) < _SLOWER:
+        return ""
+    return slow
 
 
 def seconds_of(workers: Workers) -> float:

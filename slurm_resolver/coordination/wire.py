@@ -2,15 +2,17 @@ r"""What a task and the coordination service send each other: JSON objects, one 
 
 A connection begins with a mutual handshake, in which the secret itself is never sent::
 
-    service: {"protocol": 2, "identity": I, "challenge": N, "offer": munge's credential}
+    service: {"protocol": 2, "identity": I, "challenge": N,
+              "offer": {"key": its name, "credential": munge's}}
     task:    {"rank": 3, "process": "71 X", "challenge": M,
               "proof": HMAC(secret, "task" N and all of the above)}
     service: {"proof": HMAC(secret, "service" N and the same), "rank": 0, "service": its name}
              and what an observer asks for
 
 The task names its process by the id and a random number. An observer has the rank -1.
-A service that cannot start greets with {"protocol": 2, "identity": I, "refused": "why"}. Instead of
-the last message, the service may say {"refused": "why"}, or {"later": "why"}: the task tries again.
+A service that cannot start greets with {"protocol": 2, "identity": I, "refused": "why"}, and the
+task answers with {"rank": 3}, so that the service ends once all tasks know. Instead of the last
+message, the service may say {"refused": "why"}, or {"later": "why"}: the task tries again.
 All messages of the service up to here have its protocol and identity.
 
 Both challenges are random, so no proof is valid twice. After the handshake, the first key says what
@@ -49,6 +51,7 @@ from __future__ import annotations
 import hmac
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
+from contextlib import suppress
 from json import dumps, loads
 from secrets import token_hex
 from select import POLLIN, poll
@@ -102,14 +105,17 @@ def is_proof(proof: object, *proven: Any) -> bool:
 
 
 def pack(values: Iterable[str]) -> str:
-    """Returns JSON texts as one short text: most tasks give the same."""
-    return b64encode(compress(f"[{','.join(values)}]".encode(), 1)).decode()
+    """Returns JSON texts as one short text: each distinct text once, and its number by rank."""
+    numbers: dict[str, int] = {}
+    index = [numbers.setdefault(value, len(numbers)) for value in values]
+    text = f"[[{','.join(numbers)}],{dumps(index)}]"
+    return b64encode(compress(text.encode(), 1)).decode()
 
 
 def unpack(packed: str) -> list[Any]:
     """Returns the values that `pack` was given."""
-    values: list[Any] = loads(decompress(b64decode(packed)))
-    return values
+    distinct, index = loads(decompress(b64decode(packed)))
+    return [distinct[number] for number in index]
 
 
 class Connection:
@@ -120,7 +126,7 @@ class Connection:
         self._arrival = poll()
         self._arrival.register(sock, POLLIN)
         # what has come of the next message, and perhaps beyond it
-        self._received = b""
+        self.received = b""
 
     def send(self, message: Message) -> None:
         """Sends a message; raises OSError if the connection has failed."""
@@ -136,16 +142,16 @@ class Connection:
         Raises ConnectionError at the end of the connection, and ValueError for another program's
         answer.
         """
-        while b"\n" not in self._received:
+        while b"\n" not in self.received:
             if not self._arrival.poll(1000 * max(until - monotonic(), 0.001)):
                 return None
             piece = self.socket.recv(MOST_BYTES)
             if not piece:
                 raise ConnectionError("it closed the connection")
-            self._received += piece
-            if len(self._received) > _MOST_ANSWER_BYTES:
+            self.received += piece
+            if len(self.received) > _MOST_ANSWER_BYTES:
                 raise ConnectionError(_STRANGER)
-        line, _, self._received = self._received.partition(b"\n")
+        line, _, self.received = self.received.partition(b"\n")
         message: Message = loads(line)
         return message
 
@@ -194,15 +200,17 @@ def _shake(
 def _expect(connection: Connection, address: ServiceAddress) -> Message:
     """Returns the next message of this step's service in the handshake."""
     message = connection.receive(monotonic() + HANDSHAKE_SECONDS)
-    if message is None:
+    if message is None and not connection.received:
         raise TimeoutError(NO_ANSWER)
-    if message["protocol"] != PROTOCOL:
+    if message is None or message["protocol"] != PROTOCOL:
         raise ConnectionError(_STRANGER)
     if message["identity"] != address.identity:
         raise ConnectionError(
             "a service answers there, but it belongs to another step, or another start"
         )
     if "refused" in message:
+        with suppress(OSError):
+            connection.send({"rank": address.rank})
         raise RefusedError(f"{address.name} refuses this process: {message['refused']}.")
     if "later" in message:
         raise ConnectionError(message["later"])

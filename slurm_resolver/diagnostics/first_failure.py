@@ -56,6 +56,7 @@ _CRASHED = re.compile(
     "Out Of Memory|Bus error|Segmentation fault|SIGBUS|SIGSEGV|Exited with exit code 13[59]"
 )
 _KILLED = re.compile(f"Killed|SIGKILL|{_CRASHED.pattern}")
+_EXITED = re.compile("(?:Exited with exit code|exit status) (?!75|13[59]|143)")
 # A task that this package reports to the others: its rank, its node and the reason.
 _GONE = re.compile(r".*\(rank (\d+) on (\S+)\) (?:is gone|is lost|has failed)[^:]*: (.+)")
 # A node that failed, and the reason.
@@ -69,7 +70,7 @@ _ENDS_ALL = re.compile(
     r"|srun: (?:\S+: \w+: )?Job step aborted"
     r"|.{0,80}\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT "
 )
-SAVED = re.compile(r"(?:Exited with exit code|exit status) (?:75|143)\b")
+SAVED = re.compile(r"(?:Exited with exit code|exit status) (?:75|(?P<terminated>143))\b")
 
 Failures = dict[str, Failure]  # of tasks, by rank
 
@@ -84,11 +85,13 @@ class FailureReader(MessageReader):
         ended_on: the nodes on which tasks have ended, as srun reports it.
         node: the first node that failed; without a node, what srun asks for is the cause.
         usage: the lines with which trainings say where their time went.
+        is_labelled: whether ranks stand before lines, as srun --label writes them.
         all_end: whether srun, or somebody else, ends all tasks.
     """
 
     node: Failure | None = None
     reported: Failure | None = None
+    is_labelled = False
     all_end = False
     _refusal: Failure | None = None  # the last line, if it is an error of srun
 
@@ -117,6 +120,7 @@ class FailureReader(MessageReader):
             self._read_ends(start, number)
             return
         rank, text = _LABELLED.findall(text)[0]
+        self.is_labelled |= rank != ""
         # A progress bar may end without a line's end, however often it was drawn.
         text = text.rpartition("\r")[2][:_LONGEST]
         self.usage.extend(map(printable, LINE.findall(text)))
@@ -185,14 +189,20 @@ class FailureReader(MessageReader):
         # A task without an error of its own ends because of one that crashes.
         has_crashed = any(_CRASHED.match(end.line) for end in ends.values())
         failures = [
-            end._replace(follows=end.follows or (has_crashed and not _KILLED.match(end.line)))
+            end._replace(follows=end.follows or (has_crashed and bool(_EXITED.match(end.line))))
             for end in [*ends.values(), *self._gone.values()]
+            # A task that has been cut off reports that the others are gone.
             if end.rank not in errors
+            or (errors[end.rank].follows and end is self._gone.get(end.rank))
         ]
         failures += [
-            Failure(finding.line_number, finding.line, other="slurm-resolver check")
-            for finding in self.found.values()
-            if finding.known.id == "check-failed"
+            Failure(
+                finding.line_number,
+                f"{address}: {finding.line.partition('failed   ')[2]}",
+                other="slurm-resolver check",
+            )
+            for (id, address), finding in self.found.items()
+            if id == "check-failed"
         ]
         reports = {**self.ends, **self._gone}
         failures += [
@@ -206,7 +216,10 @@ class FailureReader(MessageReader):
             return None if has_ended else self._tasks[""].clue(has_failed=False) or self._refusal
         if first.is_end:  # the launcher knows how
             first = first._replace(line=ends.get(first.rank, first).line)
-        return None if SAVED.match(first.line) else self._with_clue(first)
+        saved = SAVED.match(first.line)
+        if saved and (self.continues or not saved["terminated"]):
+            return None
+        return self._with_clue(first)
 
     def _with_clue(self, end: Failure) -> Failure:
         """Returns what the task wrote before it ended so; else the end."""

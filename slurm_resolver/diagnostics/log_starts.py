@@ -11,6 +11,8 @@ from typing import BinaryIO
 
 from slurm_resolver.diagnostics.first_failure import UNENDED, FailureReader
 
+_LONGEST = 1024 * 1024  # bytes that are read as one line
+
 # A start has ended. The next one begins with a line that has _BEGIN.
 _END = re.compile(
     r"srun: error: "
@@ -34,12 +36,14 @@ def read_last_start(stream: BinaryIO, file: str = "") -> FailureReader:
     """Reads the log `file`, and returns the reader of the job's last start."""
     reader = FailureReader(file)
     has_ended = False
-    for number, line in enumerate(stream, 1):
-        text = line.decode("utf-8", "replace")
+    number = 1
+    for piece in iter(lambda: stream.readline(_LONGEST), b""):
+        text = piece.decode("utf-8", "replace")
         begin = _BEGIN.search(text) if has_ended else None
         if begin and not (begin["leads"] and reader.rank_0_runs):
             reader = FailureReader(file)
             has_ended = False
         reader.read(text, number)
         has_ended = has_ended or _END.match(text) is not None
+        number += piece.endswith(b"\n")
     return reader

@@ -38,7 +38,6 @@ class Finding:
 
 _CUES = [(cue, known) for known in MESSAGES.values() for cue in known.cues.split("|") if cue]
 _SHOWN_LENGTH = 200
-_SHOWN_BEFORE = 100  # the message
 _ADDRESS = re.compile(
     r"/job:\w{1,40}(?:/replica:\d{1,9})?/task:\d{1,9}"
     r"|(?<=ipv[46]:)(?:[\d.]{7,15}|(?:%5B|\[)[\w:.%]{2,60}?(?:%5D|\])):\d{1,5}"
@@ -77,7 +76,9 @@ class MessageReader:
             self._waiting -= {id for id in self._waiting if re.search(MESSAGES[id].settled, part)}
             known, match = search(part)
             if known and match:
-                shown = part[max(0, match.start() - _SHOWN_BEFORE) :][:_SHOWN_LENGTH]
+                start = match.start()
+                shown_from = start - 40 if start > _SHOWN_LENGTH // 2 else 0
+                shown = part[shown_from : shown_from + _SHOWN_LENGTH]
                 finding = Finding(self.file, known, number, printable(shown), _named_task(match))
                 self.found.setdefault((known.id, finding.address), finding).count += 1
                 if known.kind in FAULTS:
@@ -86,6 +87,11 @@ class MessageReader:
                     self._significant.add(known.id)
                 if known.settled:
                     self._waiting.add(known.id)
+
+    @property
+    def continues(self) -> bool:
+        """Whether the job is to start again, although nothing has failed."""
+        return any(id in ("saved", "preempted", "requeued", "node-failed") for id, _ in self.found)
 
     def findings(self) -> list[Finding]:
         """Returns the messages, without those that others explain."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from glob import glob
 from operator import itemgetter
 
@@ -11,8 +11,8 @@ from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.ports import derive_service_port
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.secret import VARIABLE
-from slurm_resolver.coordination.wire import Message, open_connection
-from slurm_resolver.errors import RendezvousError
+from slurm_resolver.coordination.wire import NO_ANSWER, Message, open_connection
+from slurm_resolver.errors import LaunchError, RendezvousError
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.ancestors import read_proc
 from slurm_resolver.slurm.hostlist import expand_hostlist
@@ -33,33 +33,39 @@ def ask_service(job_id: str, step_id: str, given_port: int | None) -> Message:
         given_port: the service's port; None to find it.
 
     Raises:
-        OSError: if Slurm does not know the job, or does not answer.
+        LaunchError: if Slurm does not know the job, or does not answer.
         RendezvousError: with the reason, if no service answers.
     """
-    slurm_job = scontrol.show_job(JobRef(job_id))
-    addresses = [*_find_addresses(slurm_job, step_id, given_port)]
+    try:
+        slurm_job = scontrol.show_job(JobRef(job_id))
+        addresses = [*_find_addresses(slurm_job, step_id, given_port)]
+    except OSError as error:
+        raise LaunchError(f"job {job_id}: {error}") from None
     _take_secret(slurm_job)
-    errors = []
+    nodes: dict[str, str] = {}  # by the reason why no service answers there
     for address in addresses:
         try:
             connection, answer = open_connection(address, "observer")
         except (OSError, RendezvousError) as error:
-            errors.append(f"{address.node}: {error}")
+            nodes[str(error)] = address.node
         else:
             connection.socket.close()
             return answer
-    raise RendezvousError(explain_silence(slurm_job, errors))
+    raise RendezvousError(explain_silence(slurm_job, nodes))
 
 
-def explain_silence(slurm_job: Fields, errors: Iterable[str]) -> str:
-    """Returns why no service of a job (`show_job`) answers; `errors` are those of connections."""
+def explain_silence(slurm_job: Fields, nodes: Mapping[str, str]) -> str:
+    """Returns why no service of a job (`show_job`) answers; `nodes` are where, by the reason."""
     job_id = scontrol.ref_of(slurm_job)
     state = slurm_job["JobState"]
     if state not in scontrol.RUNNING_STATES or state in _NOT_AT_WORK:
         reason = slurm_job.get("Reason", "")
         because = "" if reason in scontrol.UNSET else f" ({reason})"
         return f"job {job_id} is {state}{because}; scontrol show job {job_id} says more"
-    why = shorten([*dict.fromkeys(errors)], _MOST_REASONS) or "srun has started nothing"
+    if NO_ANSWER in nodes:
+        return f"job {job_id}: local rank 0 on {nodes[NO_ANSWER]} {NO_ANSWER}"
+    reasons = [f"{node}: {reason}" for reason, node in nodes.items()]
+    why = shorten(reasons, _MOST_REASONS) or "srun has started nothing"
     return (
         f"no coordination service answers in a step of job {job_id} ({why}): the program has not "
         "created a strategy of slurm_resolver, trains alone, or has ended. If it sets port_base, "

@@ -64,7 +64,7 @@ SLURM_SUBMIT_HOST={host}
 SLURM_TASKS_PER_NODE={tasks}"""  # SLURM_RESOLVER_JOB, not srun's, marks a job that no Slurm knows
 # Variables that describe a step. This package's others are settings, which tasks inherit.
 _OF_A_STEP = re.compile(
-    "SLURMD_.*|SLURM_(?!RESOLVER).*|SLURM_RESOLVER_(JOB|LAYOUT|GPUS|.*_RESTART)"
+    "SLURMD_.*|SLURM_(?!RESOLVER).*|SLURM_RESOLVER_(JOB|LAYOUT|GPUS|.*_RESTART|TRAINING_REPORTS)"
 )
 
 

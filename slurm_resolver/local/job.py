@@ -12,16 +12,18 @@ import sys
 from asyncio import Event, get_running_loop
 from collections.abc import Iterable
 from contextlib import suppress
-from signal import SIGCHLD, SIGCONT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
+from signal import SIGCHLD, SIGCONT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2, Signals
 from subprocess import DEVNULL, PIPE, Popen
+from tempfile import NamedTemporaryFile
 from threading import Thread
 from time import time
 from typing import Any, Callable
 
+from slurm_resolver.errors import LaunchError
 from slurm_resolver.local import RunOptions
 from slurm_resolver.local.environment import step_environment
 from slurm_resolver.local.output import copy_output, print_line
-from slurm_resolver.local.run_events import FIRST_STEP
+from slurm_resolver.local.run_events import VARIABLE
 from slurm_resolver.signals import PASSED_ON, REQUEUE_STATUS, shell_status, signal_name
 from slurm_resolver.slurm.variable_types import Environ
 from slurm_resolver.timeouts import Timeouts
@@ -50,8 +52,7 @@ async def run_job(options: RunOptions) -> int:
     """Runs a step, and others after a requeue or a failure; returns the last one's exit status.
 
     Raises:
-        LaunchError: as `step_environment`.
-        OSError: if a task cannot be started.
+        LaunchError: as `step_environment`; if a task cannot be started.
     """
     started = time()
     requeues = 0
@@ -60,8 +61,11 @@ async def run_job(options: RunOptions) -> int:
         step = _Step(options)
         await step.run(step_environment(options, started, requeues, steps), time() - started)
         if step.requeue_reason:
+            if not options.requeue:
+                print_line("not started again: --requeue is not given")
+                return step.status
             count = requeues
-            most = MAX_REQUEUES if options.requeue else 0
+            most = MAX_REQUEUES
             started = time()
             requeues += 1
             steps = 0
@@ -73,10 +77,7 @@ async def run_job(options: RunOptions) -> int:
             return step.status
         reason = step.requeue_reason or step.failure
         if count == most:
-            print_line(
-                f"not started again after {counted(count, 'restart')}: {reason} (see --requeue and "
-                "--restarts)"
-            )
+            print_line(f"not started again after {counted(count, 'restart')}: {reason}")
             return step.status
         print_line(f"restart {count + 1} of at most {most}: {reason}")
         options = options._replace(preempt_after=None, fail_after=None)
@@ -112,36 +113,51 @@ class _Step:
         """Starts every task, and waits for all; the time limit counts from `elapsed` s before."""
         options = self._options
         self._handle_signals()
-        label = f"{{:{len(str(options.num_tasks - 1))}d}}: " if options.label else ""
         threads: list[Thread] = []
-        command = [sys.executable, "-I", "-S", "-c", _START, str(os.getpid()), *options.command]
+        with NamedTemporaryFile() as reports:
+            if options.preempt_after is not None:
+                variables = {**variables, VARIABLE: reports.name}
+            try:
+                for rank in range(options.num_tasks):
+                    threads += self._start_task(rank, variables)
+                self._set_timers(elapsed)
+                if options.preempt_after is not None:
+                    self._preempt_in_training(options.preempt_after, reports.name)
+                await self._ended.wait()
+                if options.preempt_after is not None and not self._ending:
+                    print_line(
+                        "not preempted: the tasks ended before --preempt-after, which counts from "
+                        "the first step that BackupAndResume, ResumableLoop or termination_config "
+                        "reports (SIGUSR2 to slurm-resolver run preempts any program)"
+                    )
+            finally:
+                # What the tasks left running ends as well, as at the end of a Slurm step.
+                self._send(range(len(self._processes)), SIGKILL)
+                for thread in threads:
+                    thread.join(timeout=1.0)  # a process that has left its group may keep a pipe
+
+    def _start_task(self, rank: int, variables: Environ) -> list[Thread]:
+        """Starts a task, and returns the threads that copy its output."""
+        options = self._options
+        ids = dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID"), str(rank))
         try:
-            for rank in range(options.num_tasks):
-                ids = dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID"), str(rank))
-                process = Popen(
-                    command,
-                    env={**variables, **ids},
-                    stdin=DEVNULL,
-                    stdout=PIPE,
-                    stderr=PIPE,
-                    start_new_session=True,  # a process group with all that the task starts
-                )
-                self._processes.append(process)
-                self._running.add(rank)
-                threads += copy_output(process, label.format(rank))
-            self._set_timers(elapsed)
-            await self._ended.wait()
-            if options.preempt_after is not None and not self._ending:
-                print_line(
-                    "not preempted: the tasks ended before --preempt-after, which counts from "
-                    "the first step that BackupAndResume, ResumableLoop or termination_config "
-                    "reports (SIGUSR2 to slurm-resolver run preempts any program)"
-                )
-        finally:
-            # What the tasks left running ends as well, as at the end of a Slurm step.
-            self._send(range(len(self._processes)), SIGKILL)
-            for thread in threads:
-                thread.join(timeout=1.0)  # a process that has left its group may keep a pipe
+            process = Popen(
+                [sys.executable, "-I", "-S", "-c", _START, str(os.getpid()), *options.command],
+                env={**variables, **ids},
+                stdin=DEVNULL,
+                stdout=PIPE,
+                stderr=PIPE,
+                start_new_session=True,  # a process group with all that the task starts
+            )
+        except OSError as error:
+            raise LaunchError(
+                f"only {rank} of {options.num_tasks} tasks could be started ({error.strerror}): "
+                "ask for fewer, or raise the limits (ulimit -n, ulimit -u)"
+            ) from error
+        self._processes.append(process)
+        self._running.add(rank)
+        label = f"{rank:{len(str(options.num_tasks - 1))}d}: " if options.label else ""
+        return copy_output(process, label)
 
     def _handle_signals(self) -> None:
         """Ends the tasks at a signal, passes SIGUSR1 on to them, and preempts them on SIGUSR2."""
@@ -150,9 +166,7 @@ class _Step:
             handle(number, self._end_all, number.name, number)
         handle(SIGCHLD, self._find_ended)
         handle(SIGUSR1, self._send, self._running, SIGUSR1)
-        handle(SIGUSR2, self._preempt, 0)
-        if self._options.preempt_after is not None:
-            handle(FIRST_STEP, self._preempt, self._options.preempt_after)
+        handle(SIGUSR2, self._preempt)
 
     def _set_timers(self, elapsed: float) -> None:
         """Plans the time limit, the signal before it, and what the user asks to simulate."""
@@ -161,16 +175,12 @@ class _Step:
             left = options.time_limit - elapsed
             why = f"the time limit of {options.time_limit} s is reached"
             self._call_later(left, self._end_all, why)
-            number, seconds = options.limit_signal or (SIGTERM, left)
-            if left > seconds:
-                text = f"{seconds} s to the time limit: sending {number.name} to all tasks"
-                self._call_later(left - seconds, print_line, text)
-                # A stopped task could not handle it; Slurm sends both as well.
-                self._call_later(left - seconds, self._send, self._running, number, SIGCONT)
+            if options.limit_signal:
+                number, seconds = options.limit_signal
+                if left > seconds:
+                    self._call_later(left - seconds, self._send_limit_signal, number, seconds)
         if options.fail_after is not None:
-            last = options.num_tasks - 1
-            self._call_later(options.fail_after, print_line, f"killing task {last} (--fail-after)")
-            self._call_later(options.fail_after, self._send, [last], SIGKILL)
+            self._call_later(options.fail_after, self._fail_as_planned, options.num_tasks - 1)
 
     def _call_later(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
         """Plans what happens then, unless the tasks have ended, or are ending."""
@@ -181,9 +191,29 @@ class _Step:
 
         get_running_loop().call_later(seconds, act)
 
-    def _preempt(self, seconds: float) -> None:
-        """Ends all tasks after a while, and has the job start anew, unless they end before."""
-        self._call_later(seconds, self._end_all, "preempted", SIGTERM, "the step was preempted")
+    def _send_limit_signal(self, number: Signals, seconds: int) -> None:
+        """Sends the signal of --signal."""
+        print_line(f"{seconds} s to the time limit: sending {number.name} to all tasks")
+        # A stopped task could not handle it; Slurm sends both as well.
+        self._send(self._running, number, SIGCONT)
+
+    def _fail_as_planned(self, rank: int) -> None:
+        """Kills the task of --fail-after, unless it has ended."""
+        if rank in self._running:
+            print_line(f"killing task {rank} (--fail-after)")
+            self._send([rank], SIGKILL)
+
+    def _preempt(self) -> None:
+        """Ends all tasks, and has the job start anew, unless they end already."""
+        if not self._ending:
+            self._end_all("preempted", requeue_reason="the step was preempted")
+
+    def _preempt_in_training(self, seconds: float, reports: str) -> None:
+        """Preempts the tasks this long after their training's first step, which is in a file."""
+        if os.stat(reports).st_size:
+            self._call_later(seconds, self._preempt)
+        else:
+            self._call_later(0.1, self._preempt_in_training, seconds, reports)
 
     def _find_ended(self) -> None:
         for rank in sorted(self._running):

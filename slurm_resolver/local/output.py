@@ -63,4 +63,6 @@ def _write(line: bytes, screen: int) -> None:
 
 @cache  # only the first loss is reported
 def _report_loss(reason: str) -> None:
-    print_line(f"output of the tasks is lost: {reason}. The tasks continue")
+    print_line(
+        f"cannot write the output of the tasks: {reason}. The lines are lost; the tasks continue"
+    )

@@ -1,18 +1,18 @@
-"""The first step of a training, reported to the `slurm-resolver run` that started it."""
+"""The first step of a training, reported in a file to the `slurm-resolver run` that started it.
+
+A variable contains the path of the file. Without it, or without the file, nothing is reported.
+"""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
-from signal import SIGURG
 
-FIRST_STEP = SIGURG  # a process that does not handle it ignores it
+VARIABLE = "SLURM_RESOLVER_TRAINING_REPORTS"
 
 
 def report_first_step() -> None:
-    """Sends a signal if the first step is done: the training would save on a signal.
-
-    The id of the job is that of the launcher's process. Without one, nothing is reported.
-    """
-    with suppress(OSError, ValueError):
-        os.kill(int(os.environ.get("SLURM_RESOLVER_JOB", "")), FIRST_STEP)
+    """Writes to the file that the first step is done: the training would save on a signal."""
+    # There is none if run has ended, or a container hides it.
+    with suppress(OSError), open(os.environ.get(VARIABLE, ""), "r+") as file:
+        file.write("ready\n")

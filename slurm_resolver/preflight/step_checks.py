@@ -7,8 +7,9 @@ each task has the notes of all tasks, and computes the same results.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.cluster.alone import advise_on_lonely_step
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination import named
@@ -41,8 +42,6 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
     tasks = cluster.tasks
     own = tasks[service.rank]
     uses_gpus = bool(cluster.gpus)
-    # With parameter servers, no task uses NCCL; nor does the evaluator.
-    reduces = uses_gpus and own.job != "evaluator" and "ps" not in cluster.roles
     client = connect(service, cluster.name_of)
     with listening(own) as port_taken:
         cpus = client.gather("the checks", sorted(os.sched_getaffinity(0)), timeout)
@@ -56,7 +55,7 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
         # What this task sends to the others; a problem is '' if there is none.
         note = {
             "facts": agreement_facts(cluster),
-            "devices": task_devices(cluster, len(cluster.gpus or ())) if reduces else None,
+            "devices": task_devices(cluster, len(cluster.gpus or ())) if uses_gpus else None,
             # One task of each node is enough.
             "imports": None if own.local_rank else seconds_to_read(),
             "presence": advise_on_lonely_step(cluster.step),
@@ -81,7 +80,12 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
     gpus = merged("gpus", "")
     if not gpus.is_bad:
         gpus = check_gpus(
-            {rank: TaskDevices(*note["devices"]) for rank, note in notes.items() if note["devices"]}
+            {
+                rank: TaskDevices(*note["devices"])
+                for rank, note in notes.items()
+                if note["devices"]
+            },
+            tasks,
         )
     disagreement = find_disagreement(notes, cluster)
     return [
@@ -120,12 +124,21 @@ def _check_secret() -> Result:
     return Result("secret", OK, f"the tasks recognize each other by {means}")
 
 
-def check_gpus(devices: Mapping[int, TaskDevices]) -> Result:
-    """Returns the result for the tasks that reduce gradients of GPUs together, by rank."""
+def check_gpus(devices: Mapping[int, TaskDevices], tasks: Sequence[Task]) -> Result:
+    """Returns the result for the tasks that use GPUs, by rank.
+
+    In a cluster with parameter servers, no task uses NCCL; nor does the evaluator.
+    """
     if not devices:
-        return Result("gpus", SKIPPED, "none is used for a training of equal workers")
-    _, sentence, remedy = find_transport(
-        {f"rank {rank}": of_task for rank, of_task in devices.items()}
-    )
+        return Result("gpus", SKIPPED, "no task has any, according to its variables")
+    use = f"{counted(len(devices), 'task')} with GPUs"
+    training = {
+        f"rank {rank}": of_task
+        for rank, of_task in devices.items()
+        if tasks[rank].job != "evaluator"
+    }
+    if len(training) < 2 or any(task.job == "ps" for task in tasks):
+        return Result("gpus", OK, use)
+    _, sentence, remedy = find_transport(training)
     problems = [f"{sentence}: {remedy}"] if remedy else []
-    return result_of("gpus", problems, f"{counted(len(devices), 'task')} with GPUs; {sentence}")
+    return result_of("gpus", problems, f"{use}; {sentence}")

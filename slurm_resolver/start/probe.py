@@ -38,7 +38,8 @@ def listening(task: Task) -> Iterator[str]:
     def accept() -> None:
         with suppress(OSError):
             while True:
-                Thread(target=answer, args=server.accept()[:1], daemon=True).start()
+                connection, _ = server.accept()
+                Thread(target=answer, args=[connection], daemon=True).start()
 
     Thread(target=accept, daemon=True).start()
     try:

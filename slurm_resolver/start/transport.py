@@ -1,4 +1,4 @@
-"""Which library reduces the gradients.
+"""Whether TensorFlow can use a task's GPUs, and which library reduces the gradients.
 
 TensorFlow's strategy uses NCCL only if its CommunicationOptions ask for it; otherwise the gradients
 of GPUs use gRPC (``AssignCollectiveType`` in collective_param_resolver_local.cc). NCCL needs GPUs
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from slurm_resolver.cluster.cluster import Cluster
@@ -23,6 +24,7 @@ CUDA_REMEDY = (
     "pip uninstall tensorflow-cpu, then pip install 'tensorflow[and-cuda]'; on aarch64, where pip "
     "has no TensorFlow with CUDA, use NVIDIA's container (nvcr.io/nvidia/tensorflow)"
 )
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class TaskDevices(NamedTuple):
@@ -83,9 +85,10 @@ def find_transport(tasks: Mapping[str, TaskDevices]) -> tuple[bool, str, str]:
                     f"{task.confined_to}: something sets CUDA_VISIBLE_DEVICES after srun",
                     "remove that line of the program or script",
                 )
-            if task.gpus is None or other.gpus is None or {*task.gpus} & {*other.gpus}:
+            shared = {*(task.gpus or ())} & {*(other.gpus or ())}
+            if shared or task.gpus is None or other.gpus is None:
                 return _slow(
-                    f"{both} may share a GPU ({task.gpus}, {other.gpus})",
+                    f"{both} share GPU {min(shared)}" if shared else f"{both} may share a GPU",
                     "start one task for each GPU, with srun --gpus-per-node, without --gpu-bind "
                     "and --ntasks-per-gpu",
                 )
@@ -103,3 +106,16 @@ def find_transport(tasks: Mapping[str, TaskDevices]) -> tuple[bool, str, str]:
 
 def _slow(why: str, remedy: str = "") -> tuple[bool, str, str]:
     return False, f"gradients use gRPC (slow), because {why}", remedy
+
+
+def why_no_gpu(cuda: bool, rocm: bool) -> str:
+    """Returns why TensorFlow, built for `cuda` or `rocm`, finds no GPU, and what to do."""
+    if not cuda and not rocm:
+        return f"TensorFlow was built without CUDA: {CUDA_REMEDY}"
+    if cuda and not _DRIVER.exists():
+        return "NVIDIA's driver is not loaded on this node: tell its administrators"
+    return (
+        "a library is missing, which TensorFlow names at its start (Cannot dlopen some GPU "
+        "libraries): load the site's CUDA or ROCm module; for NVIDIA on x86_64, pip install "
+        "'tensorflow[and-cuda]'"
+    )

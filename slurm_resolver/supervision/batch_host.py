@@ -7,11 +7,18 @@ be requeued (22.05 and 26.05, live: JobState=RUNNING, and BatchHost is no longer
 from __future__ import annotations
 
 import os
-import re
-from subprocess import DEVNULL, Popen
+from contextlib import suppress
+from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 
 from slurm_resolver.slurm.scontrol import JobRef
 
+# srun takes the job's other variables for options, such as GPUs, which this step must not ask for.
+_KEPT_VARIABLES = (
+    "SLURM_JOB_ID",
+    "SLURM_CONF",
+    "SLURM_JWT",
+    "SLURM_CLUSTERS",
+)
 # Every $1 s, it looks whether job $2 still runs on the node of its batch file. Else it writes why
 # the job ends into the job's output, to which that node wrote before, and runs the other words.
 _SCRIPT = """\
@@ -29,11 +36,12 @@ done
 """
 
 
-def start_watch(job_ref: JobRef, node: str, every: float, requeue: bool) -> Popen[bytes]:
+def start_watch(job_ref: JobRef, node: str, every: float, requeue: bool) -> Popen[str]:
     """Starts a step on another node, which looks every `every` seconds, and returns its srun.
 
     When the node of the batch file has failed, it requeues or cancels the job.
     """
+    end = ["requeued", "scontrol", "requeue"] if requeue else ["cancelled", "scancel"]
     return Popen(
         [
             "srun",
@@ -51,16 +59,27 @@ def start_watch(job_ref: JobRef, node: str, every: float, requeue: bool) -> Pope
             "watch",
             f"{every:g}",
             job_ref,
-            *("requeued scontrol requeue" if requeue else "cancelled scancel").split(),
+            *end,
         ],
-        # srun takes the job's other variables for options, such as GPUs, which this step must not
-        # ask for.
         env={
             name: value
             for name, value in os.environ.items()
-            if re.match("(?!SLURM)|SLURM_(JOB_ID|CONF|JWT|CLUSTERS)$", name)
+            if not name.startswith("SLURM") or name in _KEPT_VARIABLES
         },
         stdin=DEVNULL,
         stdout=DEVNULL,
-        stderr=DEVNULL,  # srun reports each end, also the one by a signal
+        stderr=PIPE,  # srun reports each end, also the one by `end_watch`
+        text=True,
+        errors="replace",
     )
+
+
+def end_watch(srun: Popen[str]) -> str:
+    """Ends the step; if it had ended before, returns what srun said about that, else ''."""
+    has_ended = srun.poll() is not None
+    srun.terminate()
+    words = ""
+    with suppress(TimeoutExpired):
+        words = srun.communicate(timeout=10.0)[1].strip()
+    srun.kill()
+    return words if has_ended else ""

@@ -24,6 +24,7 @@ from slurm_resolver.log import print_line
 from slurm_resolver.signals import PASSED_ON, handle, shell_status
 from slurm_resolver.slurm.scontrol import show_config
 
+FAILED = "failed"  # a node, in messages
 _PIECE = 64 * 1024
 # An error of srun; those of options begin with the program as it was called.
 _SRUN_ERROR = re.compile(r"\S*srun: (?:error: |fatal: |(?:unrecognized |invalid )?option\b)")
@@ -121,7 +122,7 @@ class StepOutput(FailureReader):
             if self.node and self.node.node:
                 bad[self.node.node] = ""
             for node, why in bad.items():
-                self.bad.setdefault(node, why or "failed")
+                self.bad.setdefault(node, why or FAILED)
             self._progress = find_resumed(text) or self._progress
             if _SRUN_ERROR.match(text):
                 self._srun_error = text.rstrip()

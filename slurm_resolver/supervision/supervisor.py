@@ -7,7 +7,7 @@ import platform
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from subprocess import Popen, TimeoutExpired
+from subprocess import Popen
 from time import monotonic, time
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from slurm_resolver.slurm.scontrol import (
     show_steps,
 )
 from slurm_resolver.slurm.step_variables import SlurmStep
-from slurm_resolver.supervision.batch_host import start_watch
+from slurm_resolver.supervision.batch_host import end_watch, start_watch
 from slurm_resolver.supervision.policy import (
     UNHEALTHY,
     NoRestartError,
@@ -29,6 +29,7 @@ from slurm_resolver.supervision.policy import (
     stop_if_job_ends,
 )
 from slurm_resolver.supervision.step import (
+    FAILED,
     SignalRelay,
     StepFailure,
     StepOutput,
@@ -77,12 +78,15 @@ class Supervisor:
         self._nodes: dict[str, str] = {}  # all that the job has had, and why not to use them, or ''
         self._suspects: dict[str, str] = {}  # the reason, by node
         self._holding: set[str] = set()  # nodes on which a former step has not ended
-        self._watch: Popen[bytes] | None = None  # the srun of the step that watches this node
+        self._watch: Popen[str] | None = None  # the srun of the step that watches this node
 
     def run(self) -> int:
         """Returns the exit status: 0, that of the first failure, or REQUEUE_STATUS."""
         if self._step.het_size:  # Slurm ends the components of such a job one by one
-            return run_step(self._options.command, self._relay).status
+            status = run_step(self._options.command, self._relay).status
+            if status:
+                say(f"exit status {status}; not started again: the job is heterogeneous")
+            return status
         failures = self._failures
         try:
             self._run_until_success()
@@ -97,47 +101,20 @@ class Supervisor:
                 say(f"first failure: {failures[-1].text}")
             return status
         finally:
-            if self._watch:
-                self._watch.terminate()
-                with suppress(TimeoutExpired):
-                    self._watch.wait(10.0)
-                self._watch.kill()
+            words = end_watch(self._watch) if self._watch else ""
+            if words and not self._relay.received:
+                say(f"the step that watches this node has ended: {words}")
         if failures:
             say(f"ended with status 0, after {counted(len(failures), 'restart')}")
         return 0
 
     def _run_until_success(self) -> None:
-        """Runs the step until it ends with status 0, or raises NoRestartError.
-
-        With --check, the nodes are checked before each start.
-        """
+        """Runs the step until it ends with status 0, or raises NoRestartError."""
         options = self._options
         self._update_nodes()
         while True:
             if options.check:
-                nodes = self._choose(len(self._nodes))
-                output = self._run_on(
-                    nodes,
-                    [
-                        options.command[0],
-                        "--overlap",
-                        "--output=all",
-                        "--error=all",
-                        "--kill-on-bad-exit=1",
-                        "--time=10",
-                        "bash",
-                        "-c",
-                        'exec "$@" >&2',  # `run_step` reads standard error
-                        "check",
-                        sys.executable,
-                        "-m",
-                        "slurm_resolver",
-                        "check",
-                        "--collective",
-                    ],
-                )
-                self._suspects.update(output.bad)
-                self._update_nodes(output.left_on(nodes))
+                self._check_nodes()
             nodes = self._choose(options.nodes or len(self._nodes))
             restarts = len(self._failures)
             now = f"now on {compress_hostlist(nodes)}{self._without(nodes)}"
@@ -157,6 +134,38 @@ class Supervisor:
             self._relay.wait(options.pause)
             self._suspects.update(output.bad)
             self._update_nodes(output.left_on(nodes))
+
+    def _check_nodes(self) -> None:
+        """Checks all nodes before a start, and the others again if one of them fails in this."""
+        while True:
+            nodes = self._choose(len(self._nodes))
+            output = self._run_on(
+                nodes,
+                [
+                    self._options.command[0],
+                    "--overlap",
+                    "--output=all",
+                    "--error=all",
+                    "--kill-on-bad-exit=1",
+                    "--time=10",
+                    "bash",
+                    "-c",
+                    'exec "$@" >&2',  # `run_step` reads standard error
+                    "check",
+                    sys.executable,
+                    "-m",
+                    "slurm_resolver",
+                    "check",
+                    "--collective",
+                ],
+            )
+            if output.status and not output.bad:
+                say(f"the check of the nodes has failed: {output.failure().text}")
+            is_known = output.bad.keys() <= self._suspects.keys()
+            self._suspects.update(output.bad)
+            self._update_nodes(output.left_on(nodes))
+            if is_known or FAILED not in output.bad.values():
+                return
 
     @property
     def _healthy(self) -> list[str]:

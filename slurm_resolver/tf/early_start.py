@@ -5,13 +5,15 @@ A tensor, a dataset or a model starts it.
 
 from __future__ import annotations
 
+import linecache
 import sys
-from traceback import walk_stack
+import traceback
 from typing import Callable
 
 from slurm_resolver.errors import StartError
 from slurm_resolver.tf import private_names
 
+_TOO_LATE = "must be configured at program startup"  # TensorFlow's words
 # The packages that start it for a program, and others between.
 _OTHERS = (
     "tensorflow",
@@ -21,7 +23,7 @@ _OTHERS = (
     "functools",
     "importlib",
 )
-_line = "by a tensor or a dataset"  # of the program
+_line = ""  # of the program
 
 
 def watch() -> None:
@@ -35,19 +37,20 @@ def _note(start: Callable[[], object]) -> None:
     """Notes the line that calls this, which is done once."""
     global _line
     vars(private_names.CONTEXT.get()()).pop(private_names.START.name, None)
-    for frame, number in walk_stack(sys._getframe()):
+    for frame, number in traceback.walk_stack(sys._getframe()):
         package = frame.f_globals.get("__name__", "").partition(".")[0]
         if package not in _OTHERS:
-            _line = f"by {frame.f_code.co_filename}, line {number}"
+            path = frame.f_code.co_filename
+            _line = f" by {path}, line {number}: {linecache.getline(path, number).strip()}"
             break
     start()
 
 
 def error_of(error: RuntimeError) -> Exception:
     """Returns the error that says what started TensorFlow, for TensorFlow's own; others as are."""
-    if "must be configured at program startup" not in str(error):
+    if _TOO_LATE not in str(error):
         return error
     return StartError(
-        f"TensorFlow has been started before the strategy {_line}. "
+        f"TensorFlow has been started before the strategy{_line or ' by a tensor or a dataset'}. "
         "Create the strategy before everything else that uses TensorFlow"
     )

@@ -392,6 +392,9 @@ class Workers:
             cause = re.search(r"\w+ \d+ \(rank \d+ on \S+\) is gone.*", message["why"])
             name = self.client.name_of(message["gone"])
             reason = cause[0] if cause else _describe_loss(name, message["why"])
+            this = self.full_names[self.index]
+            if reason.startswith(this):
+                reason = f"{this} was stopped or cut off, and the others have ended without it"
             with self.lock:
                 if not self.loss:  # else it follows from that
                     warn("%s", reason)

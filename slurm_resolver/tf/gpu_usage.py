@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from functools import cached_property
 from importlib import import_module
 
 import tensorflow as tf
@@ -27,21 +28,30 @@ class GpuUsage:
 
     def sample(self) -> None:
         """Reads the memory, and whether the GPUs have work."""
-        # Some allocators do not count, and there may be no package, no NVML, or parts of GPUs.
         for device in tf.config.list_logical_devices("GPU"):
-            with suppress(Exception):
+            with suppress(Exception):  # some allocators do not count
                 name = device.name.rpartition("device:")[2]
                 peak = tf.config.experimental.get_memory_info(name)["peak"]
                 self.peak_memory = max(self.peak_memory, peak)
-        if self.peak_memory:
-            with suppress(Exception):
+        with suppress(Exception):  # NVML's own errors: the report has no such figure
+            for handle in self._handles:
                 nvml = import_module("pynvml")
-                nvml.nvmlInit()
-                every = ",".join(map(str, range(nvml.nvmlDeviceGetCount())))
-                handles = [
-                    nvml.nvmlDeviceGetHandleByIndex(int(name))
-                    if name.isdecimal()
-                    else nvml.nvmlDeviceGetHandleByUUID(name)
-                    for name in os.environ.get("CUDA_VISIBLE_DEVICES", every).split(",")
-                ]
-                self.busy += [nvml.nvmlDeviceGetUtilizationRates(each).gpu for each in handles]
+                self.busy.append(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+
+    @cached_property
+    def _handles(self) -> list[object]:
+        """NVML's handles of the GPUs that this process sees."""
+        if not tf.config.list_logical_devices("GPU"):
+            return []
+        try:
+            nvml = import_module("pynvml")
+            nvml.nvmlInit()
+            every = ",".join(map(str, range(nvml.nvmlDeviceGetCount())))
+            return [
+                nvml.nvmlDeviceGetHandleByIndex(int(name))
+                if name.isdecimal()
+                else nvml.nvmlDeviceGetHandleByUUID(name)
+                for name in os.environ.get("CUDA_VISIBLE_DEVICES", every).split(",")
+            ]
+        except Exception:  # no package, no NVML, or parts of GPUs
+            return []

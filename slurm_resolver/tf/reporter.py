@@ -280,9 +280,10 @@ class Reporter:
                     exit_at_once()
 
         def run() -> None:
+            is_ended = False
             # The last report is the one at exit: what follows may take long, and is no stall.
-            while not ends.is_set():
-                ends.wait(report_seconds(limit))
+            while not is_ended:
+                is_ended = ends.wait(report_seconds(limit))
                 outlast_outages(port, 2 * client.address.silence)
                 client.say(
                     "progress",

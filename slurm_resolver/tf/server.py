@@ -7,8 +7,8 @@ service says that the training is over: see `coordination.training_with_servers`
 from __future__ import annotations
 
 import atexit
+import os
 import sys
-from os import environ, getpid
 from threading import Event, Thread
 from time import monotonic, sleep
 
@@ -102,10 +102,10 @@ def take_part(cluster: Cluster) -> Member | None:
     if not announced:
         return None
     # A call to a server that has ended fails at once, instead of waiting for it.
-    environ.setdefault("GRPC_FAIL_FAST", "use_caller")
+    os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
     if this_task.job == "chief":
         private_names.STOP_PREEMPTION.replace(_stop)
-    key = (service, announced["cluster"], getpid())
+    key = (service, announced["cluster"], os.getpid())
     if key not in _members:
         _members[key] = Member(connect(service, cluster.name_of), announced)
         Thread(target=_end_process, args=[_members[key]], daemon=True).start()
@@ -141,7 +141,7 @@ def serve(
         start_timeout = cluster.step.start_seconds
     problem = member.serve(start_timeout)
     if member.client.refusal:
-        raise JobsError(f"serve() in process {getpid()}: {problem}")
+        raise JobsError(f"serve() in process {os.getpid()}: {problem}")
     if problem:
         print_line(f"{member.name}: {problem}")
         return 1

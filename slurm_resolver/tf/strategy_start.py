@@ -13,16 +13,17 @@ from faulthandler import cancel_dump_traceback_later, dump_traceback_later
 
 import tensorflow as tf
 
+from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.training_group import Group
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import tell_once, warn_once
 from slurm_resolver.start.probe import listening
 from slurm_resolver.start.ready import wait_until_ready
 from slurm_resolver.start.transport import (
-    CUDA_REMEDY,
     TaskDevices,
     find_transport,
     task_devices,
+    why_no_gpu,
 )
 from slurm_resolver.tf.resolver_cluster import cluster_of
 
@@ -57,20 +58,7 @@ def starting_together(
         yield None
         return
     seconds = timeout or cluster.step.start_seconds
-    task = cluster.task
-    assert task
-    is_taken = task.address in _served
-    if len(cluster.tasks) == 1:  # else all tasks say it: `wait_until_ready`
-        with listening(task) as problem:
-            is_taken |= bool(problem)
-    if is_taken:
-        raise RendezvousError(
-            "this process has a strategy already, or a second program runs in the same task, such "
-            f"as a notebook: a server listens at {task.address}, and TensorFlow starts only one in "
-            "a process. Create the strategy once, before any loop, and each new model in its "
-            "scope; or train each model in its own process, one after the other. To train alone "
-            "beside another program, set SLURM_RESOLVER=off, or give it another port_base."
-        )
+    _refuse_second(cluster)
     group = wait_until_ready(cluster, seconds, jobs)
     if group:
         dump_traceback_later(seconds, exit=True)
@@ -79,8 +67,29 @@ def starting_together(
     finally:
         if group:
             cancel_dump_traceback_later()
-    if "ps" not in cluster.roles:
-        _served.add(task.address)
+    if cluster.task and "ps" not in cluster.roles:
+        _served.add(cluster.task.address)
+
+
+def _refuse_second(cluster: Cluster) -> None:
+    """Raises RendezvousError if this task has a strategy already, whose server has its port."""
+    task = cluster.task
+    assert task
+    if task.address in _served:
+        raise RendezvousError(
+            f"this process has a strategy already, whose server listens at {task.address}, and "
+            "TensorFlow starts only one in a process. Create the strategy once, before any loop, "
+            "and each new model in its scope; or train each model in its own process, one after "
+            "the other."
+        )
+    if len(cluster.tasks) == 1:  # else all tasks say it: `wait_until_ready`
+        with listening(task) as problem:
+            if problem:
+                raise RendezvousError(
+                    f"{cluster.name_of(task.rank)}, the only task of its step, cannot listen at "
+                    f"{problem}: a second program in the same task, such as a second notebook? To "
+                    "train alone beside it, set SLURM_RESOLVER=off, or give it another port_base."
+                )
 
 
 def choose_communication(
@@ -100,13 +109,10 @@ def choose_communication(
     if cluster is None:
         return of_program
     if cluster.gpus and not usable:
+        why = why_no_gpu(tf.test.is_built_with_cuda(), tf.test.is_built_with_rocm())
         warn_once(
             f"Slurm grants this task the GPUs {','.join(cluster.gpus)}, but TensorFlow finds none "
-            "and computes on CPUs. If it was built without CUDA (built with CUDA or ROCm: "
-            f"{tf.test.is_built_with_gpu_support()}), {CUDA_REMEDY}. Else NVIDIA's driver is not "
-            "loaded on this node (no /proc/driver/nvidia/version): tell its administrators; or a "
-            "library is missing, which TensorFlow names at its start (Cannot dlopen some GPU "
-            "libraries): load the site's CUDA or ROCm module"
+            f"and computes on CPUs: {why}"
         )
     nccl = usable > 1
     if group:

@@ -41,3 +41,9 @@ def test_a_task_that_does_not_come_is_named() -> None:
 
 def test_outside_a_step_it_says_how_to_start_it(capsys: Captured) -> None:
     assert "no step to check: start this command with srun" in refused(capsys, "check")
+
+
+def test_parameter_servers_are_not_measured(capsys: Captured) -> None:
+    """It is said at once, outside of a step as well."""
+    words = ["check", "--collective", "--jobs", "ps=1,worker=-1"]
+    assert "--collective with ps in --jobs: " in refused(capsys, *words)

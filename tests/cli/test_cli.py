@@ -53,13 +53,15 @@ def test_a_terminal_that_knows_ascii_only_is_no_error(words: Strings) -> None:
         ("shwo", "invalid choice: 'shwo'"),
         ("--jobs", "the following arguments are required: COMMAND"),
         ("show --nodelst=n1", "unrecognized arguments: --nodelst=n1"),
-        ("show n1", "slurm-resolver show: unrecognized arguments: n1. Give options of Slurm that"),
+        ("show n1", "slurm-resolver show: unrecognized arguments: n1 (see slurm-resolver show"),
         ("show --node n1", "unrecognized arguments: --node"),
         ("sbatch --nodes two -- a", "argument -N/--nodes: 'two': expected a number from 1"),
         ("supervise --pause=-1 -- srun true", "argument --pause: '-1': expected seconds"),
         ("exec --wait=nan -- true", "argument --wait: 'nan': expected seconds, a number from 0"),
         ("show --placement sprad", "argument --placement: invalid choice: 'sprad'"),
         ("show --jobs ps", "argument --jobs: 'ps': expected NAME=NUMBER"),
+        ("show --jobs =1", "'=1': expected NAME=NUMBER"),
+        ("show --jobs ps=1_0", "'ps=1_0': expected NAME=NUMBER"),
         ("show --jobs ps=1,ps=2", "'ps=1,ps=2': expected NAME=NUMBER,…, each name once"),
         ("show --port-base 70000", "--port-base: '70000': expected a number from 1 to 65535"),
         ("status --port x", "argument --port: 'x': expected a number from 1 to 65535"),
@@ -125,11 +127,11 @@ def test_output_that_nobody_reads(words: Strings, status: int) -> None:
 
 def test_output_that_cannot_be_written_is_reported() -> None:
     for words, status, said in (
-        (["sbatch", "--", "train"], 2, "slurm-resolver sbatch: [Errno 28] No space left"),
+        (["sbatch", "--", "train"], 2, "slurm-resolver: cannot write the output: No space left"),
         (
             ["run", "-n2", "--", "sh", "-c", "echo a"],
             0,
-            "slurm-resolver run: output of the tasks is lost: No space left",
+            "slurm-resolver run: cannot write the output of the tasks: No space left",
         ),
     ):
         with open("/dev/full", "wb") as full:

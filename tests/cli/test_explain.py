@@ -75,6 +75,29 @@ def test_each_cause_and_remedy_is_printed_once(capsys: Captured) -> None:
     assert len(explanations) == len(set(explanations)) > 4
 
 
+END = b"srun: error: n9: task 1: Exited with exit code 1\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "logs", "is_said"),
+    [
+        (b"Epoch 1/2\n", 1, True),
+        (b" 1: Epoch 1/2\n", 1, False),
+        (b"Epoch 1/2\n", 2, False),  # one for each task
+    ],
+)
+def test_ranks_are_advised_for_a_log_without(
+    before: bytes, logs: int, is_said: bool, log: Path, capsys: Captured
+) -> None:
+    log.write_bytes(before + END)
+    assert main(["explain", *[log.name] * logs]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Remedy: The output of the task that failed first says why." in out
+    advice = " srun --label --kill-on-bad-exit=1 python train.py shows the rank before each line."
+    assert (advice in out) == is_said
+    assert "{" not in out
+
+
 def test_a_file_that_cannot_be_read_does_not_hide_the_others(log: Path, capsys: Captured) -> None:
     assert main(["explain", "missing.out", ".", log.name]) == 2
     captured = capsys.readouterr()

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
+from captured import Captured, Patch
+
+from slurm_resolver.cli import main, status
 from slurm_resolver.cli.status import table
 from slurm_resolver.coordination import usage
 from slurm_resolver.coordination.progress import DATA, IDLE, STEP, Report
@@ -33,3 +39,18 @@ def test_the_table_of_status() -> None:
         f"worker 2 0 0 {IDLE} 0.0 0% 0% 40 s ago",
     ]
     assert len({len(line) for line in table(workers).splitlines()}) == 1
+
+
+@pytest.mark.parametrize(("silent", "slowest"), [([], 3), (["worker 0 (rank 2 on n1)"], None)])
+def test_json_has_the_rank_of_the_slowest_worker(
+    silent: list[str], slowest: object, capsys: Captured, monkeypatch: Patch
+) -> None:
+    seconds = [{usage.WAITING: 90.0, usage.DATA: 10.0}, {usage.DATA: 100.0}]
+    workers = [
+        {"name": f"worker {index}", "rank": index + 2, **Report(seconds=spent)._asdict()}
+        for index, spent in enumerate(seconds)
+    ]
+    answer = {"workers": workers, "silent": silent}
+    monkeypatch.setattr(status, "ask_service", lambda *_: answer)
+    assert main(["status", "--json", "42"]) == 0
+    assert json.loads(capsys.readouterr().out)["slowest"] == slowest

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
 import pytest
-from captured import Patch
+from captured import Logged, Patch
 from kinds import Fields, Strings
 from munged import Munged, running_munged
 
@@ -124,6 +124,16 @@ for number, _ in sockets_at(port):
     socket.socket(fileno=os.dup(number)).setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
 os._exit(1)
 """
+# Its network fails for some seconds.
+CUT_OFF = """
+from slurm_resolver.coordination import client as module
+module._PAUSE = 4.0
+client._connection.socket.shutdown(2)
+lost = []
+client.listen("gone", lost.append)
+client.wait_for(lambda: lost)
+tell(f"rank {lost[0]['gone']}: {lost[0]['why']}")
+"""
 PATIENT = "gather(None)"
 CHILD = "os.close(0), os.close(1), os.close(2), time.sleep(20), os._exit(0)"
 
@@ -176,6 +186,17 @@ CASES = {
             "rank 2 is gone, and cannot take part in the start: its connection was reset, and it "
             "has not returned for 1.5 s.",
         ),
+    ),
+    "one returns too late": Case(
+        [f"{PATIENT}; time.sleep(5)", PATIENT, CUT_OFF],
+        {
+            **dict.fromkeys(
+                range(2),
+                "rank 2 is gone, and cannot take part in the start: its process has ended.",
+            ),
+            2: f"rank 2: {SERVICE} refuses this process: it has given up this task "
+            "(its process has ended).",
+        },
     ),
     "the connections of the service are reset": Case(
         [f"time.sleep(1)\n{RESET}", PATIENT, PATIENT],
@@ -235,6 +256,14 @@ def test_a_look_up_that_takes_long(step: Step, environ: Patch) -> None:
         connection.socket.close()
         assert "proof" in answer
     assert len(looked_up) == 1
+
+
+def test_an_equal_value_of_all_tasks_is_sent_once() -> None:
+    text = json.dumps(secrets.token_hex(1000))
+    values = [text] * 1000 + ["null"]
+    packed = wire.pack(values)
+    assert wire.unpack(packed) == [json.loads(value) for value in values]
+    assert len(packed) < 2 * len(text)
 
 
 def test_an_impossible_name_is_told(environ: Patch) -> None:
@@ -342,8 +371,9 @@ def munged(environ: Patch) -> Iterator[Munged]:
 def test_munge(environ: Patch, munged: Munged) -> None:
     service = secret.Secret()
     for _ in range(2):  # munged calls the second credential replayed
-        secret._decrypt.cache_clear()
+        secret._keys.clear()
         assert secret.accept_offer(service.offer) == service.key
+    service.renew()
     munged.process.send_signal(signal.SIGSTOP)
     assert secret.accept_offer(service.offer) == service.key  # known from before
     with pytest.raises(RendezvousError, match=r"`munge` failed on this node: .*timed out"):
@@ -355,7 +385,7 @@ def test_a_credential_without_a_key(munged: Munged, credential: str | bytes) -> 
     if isinstance(credential, bytes):
         credential = munged.munge(credential, os.geteuid())
     with pytest.raises(RendezvousError, match="munge"):
-        secret.accept_offer(credential)
+        secret.accept_offer({"key": "new", "credential": credential})
 
 
 def test_a_short_secret(environ: Patch) -> None:
@@ -365,14 +395,14 @@ def test_a_short_secret(environ: Patch) -> None:
 
 
 def test_a_task_with_munge_takes_nothing_else(munged: Munged) -> None:
-    assert len(secret.accept_offer("")) == 32
+    assert len(secret.accept_offer({})) == 32
 
 
 @pytest.mark.root
 def test_what_munge_says_of_another_user_is_not_the_secret(munged: Munged) -> None:
     theirs = munged.munge(b"0" * 64, uid=65534)
     with pytest.raises(RendezvousError, match="munge credential is another user's"):
-        secret.accept_offer(theirs)
+        secret.accept_offer({"key": "new", "credential": theirs})
 
 
 # Strangers
@@ -478,6 +508,19 @@ def test_strangers_change_nothing(step: Step, stranger: Callable[[int], None]) -
     assert serving.process.returncode == 0
 
 
+def test_a_service_that_cannot_start_tells_each_task_why(step: Step) -> None:
+    step.secret = {secret.VARIABLE: "short"}
+    step.num_tasks = 2
+    serving = step.start(0, "")
+    for _ in range(2):
+        assert b"cannot start" in dial(step.port).recv(1000)
+    (told,) = step.start(1, GATHER).says()
+    why = f"{secret.VARIABLE} has 5 characters; expected"
+    service = SERVICE.format(port=step.port)
+    assert told.startswith(f"{service} refuses this process: it cannot start: {why}")
+    assert serving.ends() == ([], [])
+
+
 def test_without_a_secret_nobody_else_represents_a_task_that_has_a_program(step: Step) -> None:
     step.secret = {secret.MUNGE_SOCKET_VARIABLE: "/nowhere"}
     step.num_tasks = 2
@@ -491,7 +534,7 @@ def test_without_a_secret_nobody_else_represents_a_task_that_has_a_program(step:
 
 
 def test_a_stranger_that_holds_the_port_and_drips_ends_the_start(
-    port: int, monkeypatch: Patch
+    port: int, monkeypatch: Patch, caplog: Logged
 ) -> None:
     monkeypatch.setattr(client, "_PORT_SECONDS", 0.1)
     monkeypatch.setattr(wire, "HANDSHAKE_SECONDS", 0.5)
@@ -509,5 +552,10 @@ def test_a_stranger_that_holds_the_port_and_drips_ends_the_start(
             daemon=True,
         ).start()
         address = ServiceAddress("127.0.0.1", port, "here", IDENTITY, 2, 0, True)
-        with pytest.raises(RendezvousError, match=f"cannot listen at port {port} of this node"):
-            client.connect(address).gather("the start", None, 60.0)
+        connected = client.connect(address)
+        connected.wait_for(lambda: connected.refusal, 60.0)
+        problem = f"cannot listen at port {port} of this node: Address already in use"
+        assert problem in caplog.text
+        assert connected.problem.startswith("another program or another version")
+        with pytest.raises(RendezvousError, match=problem):
+            connected.gather("the start", None, 60.0)

@@ -80,6 +80,11 @@ SLOW: dict[str, tuple[Mapping[str, float], Mapping[str, float], str]] = {
         {COMPUTING: 98, WAITING: 2},
         "computing takes 98% of its time, and 40% of theirs: look for other processes on its",
     ),
+    "a node that is a little slower": (
+        {COMPUTING: 72, WAITING: 28},
+        {COMPUTING: 91, WAITING: 9},
+        "computing takes 91% of its time, and 72% of theirs",
+    ),
     "steps of a loop": ({STEPS: 98, DATA: 2}, {STEPS: 40, DATA: 60}, "waiting for data takes 60%"),
 }
 
@@ -102,6 +107,11 @@ ALL: dict[str, tuple[Mapping[str, float], Mapping[str, float], str]] = {
         {COMPUTING: 69, DATA: 31},
         {COMPUTING: 60, DATA: 40},
         "waiting for data takes 33% of the time: end the dataset with prefetch",
+    ),
+    "data, of which one has still less": (
+        {COMPUTING: 30, DATA: 45, WAITING: 25},
+        {COMPUTING: 30, DATA: 70},
+        "waiting for data takes 51% of the time: end the dataset with prefetch",
     ),
     "the network": (
         {COMPUTING: 40, WAITING: 60},

@@ -18,7 +18,7 @@ JOBS = {
     "PENDING JobHeldUser": " is PENDING (JobHeldUser); scontrol show job 4 says more",
     "CANCELLED None": " is CANCELLED; scontrol show job 4 says more",
     "SUSPENDED None": " is SUSPENDED; scontrol show job 4 says more",
-    "RUNNING None": " (n1: accepts connections, but does not answer: ",
+    "RUNNING None": ": local rank 0 on n1 accepts connections, but does not answer: ",
 }
 
 
@@ -26,7 +26,7 @@ JOBS = {
 def test_why_no_service_of_a_job_answers(job: str) -> None:
     state, reason = job.split()
     fields = {"JobId": "4", "JobState": state, "Reason": reason}
-    assert explain_silence(fields, [f"n1: {NO_ANSWER}"]).partition("job 4")[2].startswith(JOBS[job])
+    assert explain_silence(fields, {NO_ANSWER: "n1"}).startswith(f"job 4{JOBS[job]}")
 
 
 ENVIRONMENTS = {

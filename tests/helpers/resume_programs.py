@@ -130,6 +130,15 @@ def generator_of_the_model_in_map() -> Fields:
     return {"x": data, "model": model}
 
 
+@told
+def weight_in_map() -> Fields:
+    """The data read a weight of the model, and must be read again."""
+    model = perceptron(keras.layers.Dense(4, "tanh"))
+    weight = model.layers[0].kernel.value
+    data = rows().batch(BATCH).cache().map(lambda x, y: (x + tf.reduce_sum(weight), y))
+    return {"x": data, "model": model}
+
+
 @program
 def endless() -> Fields:
     return {
@@ -311,6 +320,12 @@ def optimizer_that_is_not_built() -> Fields:
     with strategy.scope():
         model.second = keras.optimizers.Adam(0.01)
     return {"x": rows().batch(BATCH), "model": model}
+
+
+@program
+def metric_of_several_numbers() -> Fields:
+    metric = keras.metrics.F1Score(average=None, threshold=0.5)
+    return {"x": rows().batch(BATCH), "model": perceptron(metrics=[metric])}
 
 
 @program

@@ -125,11 +125,8 @@ def test_reserved_ports_are_free_ones() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            "--mem=5G -- true",
-            "unrecognized arguments: --mem=5G. Give options of Slurm that",
-        ),
-        ("-p gpu -- true", "unrecognized arguments: -p. Give options of Slurm that are not li"),
+        ("--mem=5G -- true", "unrecognized arguments: --mem=5G. The tasks run on this machine, wi"),
+        ("-p gpu -- true", "unrecognized arguments: -p. The tasks run on this machine, without Sl"),
         ("--gpus a100:2 -- true", "'a100:2': expected a number from 0 to 4096"),
         ("--fail-after=nan -- true", "--fail-after: 'nan': expected seconds, a number from 0 on"),
         ("-n 2", "no command"),

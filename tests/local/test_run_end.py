@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Callable
@@ -95,12 +97,6 @@ COUNT = "echo ${SLURM_RESTART_COUNT-first};"
 TOLD = ["0: told", "1: told"]
 
 
-PREEMPTED = """\
-preempted: ending all tasks
-not started again after 0 restarts: the step was preempted (see --requeue and --restarts)
-"""
-
-
 @pytest.mark.parametrize(
     ("number", "options", "act", "status", "output", "said"),
     [
@@ -121,7 +117,7 @@ not started again after 0 restarts: the step was preempted (see --requeue and --
             "trap 'echo told; exit 1' TERM",
             143,
             TOLD,
-            PREEMPTED,
+            "preempted: ending all tasks\nnot started again: --requeue is not given\n",
         ),
     ],
 )
@@ -182,6 +178,17 @@ def test_a_planned_preemption_counts_from_the_first_step(
     assert told[0].startswith(said)
 
 
+def test_a_first_step_is_reported_from_another_pid_namespace() -> None:
+    """A container may have its own: the launcher's process id means another process there."""
+    namespace = ["unshare", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*namespace, "true"], stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("this account may not create namespaces")
+    script = TRAINING.format(waits=True)
+    options = "-n1 --requeue --preempt-after 0"
+    done = captured(in_step(options, *namespace, sys.executable, "-c", script), timeout=60)
+    assert (done.returncode, done.stdout) == (0, "0: goes on\n")
+
+
 STEP = "echo $SLURM_JOB_ID.$SLURM_STEP_ID $SLURM_RESTART_COUNT;"
 
 
@@ -197,6 +204,26 @@ def test_a_new_step_of_the_same_job_after_a_failure(run_ready: Run) -> None:
         "slurm-resolver run: task 1 was ended by SIGKILL; ending the other tasks",
         "slurm-resolver run: restart 1 of at most 1: task 1 was ended by SIGKILL",
     ]
+
+
+def test_a_task_that_has_ended_is_not_killed(run_ready: Run) -> None:
+    status, _, errors = run_ready(
+        "--fail-after 1 -t 0:02", f"{READY} [ $SLURM_PROCID = 1 ] || exec sleep 60"
+    )
+    assert status == 143
+    said = "slurm-resolver run: the time limit of 2 s is reached: ending all tasks"
+    assert errors.splitlines() == [said]
+
+
+def test_too_few_open_files_are_named() -> None:
+    command = shlex.join(in_step("-n20", "sleep", "60"))
+    done = captured(["sh", "-c", f"ulimit -n 24; {command}"], status=2)
+    assert re.search(
+        r"^slurm-resolver run: only \d of 20 tasks could be started \(Too many open files\): "
+        r"ask for fewer, or raise the limits \(ulimit -n, ulimit -u\)\n$",
+        done.stderr,
+        re.MULTILINE,
+    )
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ WARNINGS = {
     "gpus ": (f"-n4 --gpus-per-task=1 {WORKSTATION}", ".* SLURM_STEP_GPUS has 0 and 1: something"),
     "gpus  ": (
         "-n2 --gpus-per-node=4 env -u CUDA_VISIBLE_DEVICES",
-        ".*CUDA_VISIBLE_DEVICES is not set, but .* SLURM_STEP_GPUS=0,1,2,3: .* Keep what srun",
+        ".* SLURM_STEP_GPUS=0,1,2,3, but CUDA_VISIBLE_DEVICES is not set: .* Keep what srun",
     ),
 }
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from kinds import Texts
 from task_variables import ONE_NODE
 
 from slurm_resolver import resolve
+from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.preflight.step_checks import check_gpus
+from slurm_resolver.start import transport
 from slurm_resolver.start.transport import (
     TaskDevices,
     find_transport,
     task_devices,
+    why_no_gpu,
 )
 
 
@@ -54,7 +58,7 @@ TRANSPORTS: list[tuple[list[TaskDevices], str]] = [
         f"{SLOW}TensorFlow finds no GPU in wor",
     ),
     (EQUAL, f"{SLOW}worker 0 and worker 1 see a GPU 0, but SLURM_STEP_GPUS has 0 and 1"),
-    (SHARE, f"{SLOW}worker 0 and worker 1 may share a GPU"),
+    (SHARE, f"{SLOW}worker 0 and worker 1 share GPU 3"),
     (
         [devices("n1", "0"), devices("n1", "?")],
         f"{SLOW}worker 0 and worker 1 may share a GPU",
@@ -75,18 +79,50 @@ def test_nccl_needs_gpus_of_its_own(tasks: list[TaskDevices], told: str) -> None
     assert sentence.startswith(told)
 
 
+ALONE = "2 tasks with GPUs"
+TWO = "worker worker"
+
+
 @pytest.mark.parametrize(
-    ("gpus", "status", "told"),
+    ("gpus", "jobs", "status", "told"),
     [
-        ([], "skipped", "none is used"),
-        ([devices("n1", "0"), devices("n1", "1")], "ok", f"2 tasks with GPUs; {NCCL}"),
-        (SHARE, "warning", f"{SLOW}rank 0 and rank 1 may share a GPU"),
-        (OWN, "warning", f"{NCCL} through the host's memory, because rank 0 and rank 1 cannot"),
+        ([], "", "skipped", "no task has any"),
+        (
+            [devices("n1", "0"), devices("n1", "1")],
+            TWO,
+            "ok",
+            f"{ALONE}; {NCCL}",
+        ),
+        (SHARE, TWO, "warning", f"{SLOW}rank 0 and rank 1 share GPU 3: start one task for each"),
+        (
+            OWN,
+            TWO,
+            "warning",
+            f"{NCCL} through the host's memory, because rank 0 and rank 1 cannot",
+        ),
+        (SHARE, "worker evaluator", "ok", "2 tasks with GPUs"),
+        (OWN, "worker evaluator", "ok", ALONE),
     ],
 )
-def test_what_check_says(gpus: list[TaskDevices], status: str, told: str) -> None:
-    result = check_gpus(dict(enumerate(gpus)))
-    assert (result.status, result.detail[: len(told)]) == (status, told)
+def test_what_check_says(gpus: list[TaskDevices], jobs: str, status: str, told: str) -> None:
+    result = check_gpus(
+        dict(enumerate(gpus)),
+        [
+            Task(
+                rank,
+                "n1",
+                rank,
+                job,
+                0,
+                f"n1:{rank}",
+            )
+            for rank, job in enumerate(jobs.split())
+        ],
+    )
+    assert (
+        result.status,
+        result.detail[: len(told)],
+    ) == (status, told)
 
 
 STEP = {**ONE_NODE, "SLURM_GPUS_ON_NODE": "2"}
@@ -108,3 +144,9 @@ def test_what_a_task_tells(variables: Texts, gpus: Sequence[str] | None) -> None
     told = task_devices(resolve(environ={**STEP, **variables}), usable=1)
     assert (told.node, told.usable) == ("n9", 1)
     assert (told.gpus if told.gpus is None else list(told.gpus)) == gpus
+
+
+def test_why_tensorflow_finds_no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(transport, "_DRIVER", tmp_path / "none")
+    assert why_no_gpu(False, False).startswith("TensorFlow was built without CUDA: pip uninstall")
+    assert why_no_gpu(True, False).startswith("NVIDIA's driver is not loaded on this node")

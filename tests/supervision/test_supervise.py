@@ -102,12 +102,12 @@ def test_the_node_of_the_same_failure_is_left_out_once(folder: Path) -> None:
     assert said[2].startswith("not started again: the last two failures were the same")
 
 
-# The nodes of the training after a check that prints this line.
+# The nodes of the training, and the checks before, if a check of all nodes prints this line.
 CHECKED = {
-    "1: warning: worker 1 (rank 1 on n2) computes 3.0 times as slowly as the median": "n[1,3]",
-    "0: presence    failed   1 of 3 tasks has not come: worker 0 (rank 0 on n1).": "n[2-3]",
-    "srun: error: Task launch for StepId=7.0 failed on node n2: Connection": "n[1,3]",
-    "1: warning: NCCL uses sockets in worker 1 (rank 1 on n2)": "n[1-2]",
+    "1: warning: worker 1 (rank 1 on n2) computes 3.0 times as slowly as the median": ("n[1,3]", 1),
+    "0: presence    failed   1 of 3 tasks has not come: worker 0 (rank 0 on n1).": ("n[2-3]", 2),
+    "srun: error: Task launch for StepId=7.0 failed on node n2: Connection": ("n[1,3]", 2),
+    "1: warning: NCCL uses sockets in worker 1 (rank 1 on n2)": ("n[1-2]", 1),
 }
 
 
@@ -117,8 +117,10 @@ def test_a_bad_node_is_left_out(folder: Path, line: str) -> None:
         f'{LOOKS}case "$*" in *"nodelist=n[1-3] "*) echo {line!r} >&2; exit 1 ;; esac\n'
     )
     status, said = supervise(folder, "--check")
-    assert (status, len(said)) == (0, CHECKED[line] != "n[1-2]")
-    assert calls(folder)[-1].endswith(f" --nodelist={CHECKED[line]} --label train")
+    assert (status, len(said)) == (0, 1)
+    nodes, checks = CHECKED[line]
+    assert calls(folder)[-1].endswith(f" --nodelist={nodes} --label train")
+    assert len(calls(folder)) == checks + 1
 
 
 def test_the_step_that_watches_comes_back_with_the_next_start(folder: Path) -> None:
@@ -131,6 +133,15 @@ def test_the_step_that_watches_comes_back_with_the_next_start(folder: Path) -> N
     status, said = supervise(folder, "--watch 9")
     assert (status, len(said)) == (0, 2)
     assert len([line for line in read(folder / "srun.calls").splitlines() if "batch" in line]) == 2
+
+
+def test_why_the_step_that_watches_has_ended_is_said(folder: Path) -> None:
+    (folder / "srun.do").write_text(
+        'case "$*" in *batch-host*) echo no more processes >&2; echo $$ >watch; exit 1 ;; esac\n'
+        'until [ -e watch ] && grep -qs ") Z " /proc/$(cat watch)/stat; do :; done\n'
+    )
+    said = ["the step that watches this node has ended: no more processes"]
+    assert supervise(folder, "--watch 9") == (0, said)
 
 
 def error(text: str) -> str:
@@ -202,7 +213,7 @@ def test_a_step_of_a_heterogeneous_job_runs_once(folder: Path) -> None:
     nodes = {f"SLURM_JOB_NODELIST_HET_GROUP_{group}": f"n{group + 1}" for group in (0, 1)}
     status, said = supervise(folder, "--requeue", {"SLURM_HET_SIZE": "2", **nodes})
     assert (status, calls(folder)) == (3, ["--label train"])
-    assert said == []
+    assert said == ["exit status 3; not started again: the job is heterogeneous"]
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ def happen(worker: Workers, message: Fields) -> None:
 
 FAILED = "worker 0 has failed in fit: ValueError"
 GONE = f"{NAMES[2]} is gone: its process has ended"
+ALONE = f"{NAMES[1]} was stopped or cut off, and the others have ended without it"
 LEFT = f"{NAMES[2]} has ended, and cannot take part in a step"
 # What happens to another worker, why it ends the collectives of this one, and in which states.
 EVENTS: list[tuple[Fields, str, set[State]]] = [
@@ -66,11 +67,8 @@ EVENTS: list[tuple[Fields, str, set[State]]] = [
     ({"left": [2]}, LEFT, {State.STEP}),
     ({"gone": 2, "why": "its process has ended"}, GONE, {*State}),
     ({"gone": 0, "why": f"FitError: {GONE}"}, GONE, {*State}),
-    (
-        {"gone": 0, "why": f"FitError: {NAMES[1]} is gone: it is silent"},
-        f"{NAMES[1]} is gone: it is silent",
-        {*State},
-    ),
+    ({"gone": 0, "why": f"FitError: {NAMES[1]} is gone: it is silent"}, ALONE, {*State}),
+    ({"gone": 1, "why": "the service has given up this task", "service": True}, ALONE, {*State}),
 ]
 
 

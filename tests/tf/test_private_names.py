@@ -132,6 +132,8 @@ USED = re.compile(
 ALLOWED = {
     "_getframe",  # of Python
     "_exit",
+    "_core",  # of NumPy's pickled arrays
+    "_reconstruct",
     "_replace",
     *HOOKS,  # which are refused
 }

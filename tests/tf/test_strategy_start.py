@@ -1,7 +1,8 @@
-"""What the program's CommunicationOptions leave to the choice between NCCL and gRPC."""
+"""Who may start a strategy, and what its options leave to the choice between NCCL and gRPC."""
 
 from __future__ import annotations
 
+import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import tensorflow as tf
 from captured import Patch
 
+from slurm_resolver.errors import RendezvousError
 from slurm_resolver.start.transport import TaskDevices
 from slurm_resolver.tf import strategy_start
 
@@ -53,3 +55,26 @@ def test_options_without_an_implementation_leave_the_choice(
     assert options.implementation is NCCL
     assert options.bytes_per_pack == expected.bytes_per_pack
     assert options.timeout_seconds == expected.timeout_seconds
+
+
+# Where a second strategy is refused: whether this process has one, and what the error says.
+SECOND = {
+    "in the same process": (True, "this process has a strategy already, whose server listens at"),
+    "in a second program": (
+        False,
+        (
+            r"worker 0, the only task of its step, cannot listen at port \d+: Address already in "
+            r"use \(ss -ltnp shows by what\): a second program in the same task"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("where", SECOND)
+def test_a_second_strategy_is_refused(where: str, port: int, monkeypatch: Patch) -> None:
+    is_served, said = SECOND[where]
+    task = SimpleNamespace(rank=0, address=f"n1:{port}")
+    cluster: Any = SimpleNamespace(task=task, tasks=[task], name_of="worker {}".format)
+    monkeypatch.setattr(strategy_start, "_served", {task.address} if is_served else set())
+    with socket.create_server(("", port)), pytest.raises(RendezvousError, match=said):
+        strategy_start._refuse_second(cluster)

@@ -71,8 +71,9 @@ def test_it_can_be_switched_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize("visible", ["1,GPU-abc", None])
 def test_gpus_are_read_by_nvml(visible: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     busy = {0: 10, 1: 50, "GPU-abc": 100}
+    begun = []
     nvml: Any = SimpleNamespace(
-        nvmlInit=lambda: None,
+        nvmlInit=lambda: begun.append("NVML"),
         nvmlDeviceGetCount=lambda: 2,
         nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetHandleByUUID=lambda name: name,
@@ -94,3 +95,4 @@ def test_gpus_are_read_by_nvml(visible: str | None, monkeypatch: pytest.MonkeyPa
     usage_of_gpus.sample()
     assert usage_of_gpus.busy == ([50, 100] if visible else [10, 50]) * 2
     assert usage_of_gpus.peak_memory == 7
+    assert begun == ["NVML"]

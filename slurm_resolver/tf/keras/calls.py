@@ -3,7 +3,7 @@
 Workers train as one process only if all of them make the same calls in the same order. What is
 compared, when, and where:
 
-    the method                             before a call                 `Workers.exchange`
+    the method, and the callbacks' kinds   before a call                 `Workers.exchange`
     the arguments and the model            before a call                 `configuration`
     the weights                            the same, and each epoch      `weight_comparison`
     the batch and the learning rate        in each step                  `step_comparison`
@@ -82,18 +82,21 @@ def _call_in_all(original: Method, model: Model, bound: inspect.BoundArguments) 
         warn_once("jit_compile=True has no effect: XLA cannot compile steps of several workers")
     callbacks = listed(arguments["callbacks"])
     arguments["callbacks"] = callbacks
+    kinds = sorted({type(callback).__name__ for callback in callbacks})
     with reporting(name) as report:
-        workers.exchange(f"calls {name}", None)
+        kinds_of_all = workers.exchange(f"calls {name}", ", ".join(kinds) or "none")
+        remedy = f"{REMEDY} Callbacks: {workers.holders(kinds_of_all)}."
         compare_weights(
             model,
             f"at the start of {name}",
+            remedy,
             described=[*describe_call(name, arguments), *describe_model(model)],
         )
         reporter.enter(IDLE, "")
         reporter.begin_training(is_measured=has_clock())
         if arguments["verbose"] == "auto" and workers.index:  # one bar is enough
             arguments["verbose"] = 0
-        arguments["callbacks"] = [report, *callbacks, callback_of(workers, REMEDY)]
+        arguments["callbacks"] = [report, *callbacks, callback_of(workers, remedy)]
         with workers.failing_together(name), one_writer(callbacks, workers):
             call = functools.partial(original, *bound.args, **bound.kwargs)
             return _fit(call, strategy) if name == "fit" else call()

@@ -92,13 +92,20 @@ def compare(
             if len(set(digests)) == 1:
                 if np.allclose(numbers, numbers[0], rtol=0.0, atol=rounding, equal_nan=True):
                     continue
-                values = tuple(f"{number:.6g}" for number in numbers)
+                values = tuple(map(_describe, numbers, norms))
             raise difference(workers, when, found[0], values, remedy)
     tell_once(
         "the workers' weights differ by rounding: their processors, or GPUs that add up in any "
         "order, compute the same step differently. For equal weights, use nodes of one kind, and "
         "on GPUs also tf.config.experimental.enable_op_determinism()"
     )
+
+
+def _describe(number: float, norm: float) -> str:
+    """Describes a variable by what `Entry` has of it: a single number by itself."""
+    if abs(number) == norm:
+        return f"{number:.6g}"
+    return f"norm {norm:.6g}, projection {number:.6g}"
 
 
 def difference(

@@ -55,8 +55,8 @@ class _Additions:
         if any(id(variable) in self._before for variable in metric.variables):
             if self._is_inside():
                 raise FitError(
-                    f"a condition or loop in a step reads or resets the metric {metric.name!r}, "
-                    "which has been updated before. Do so outside of the condition or loop"
+                    "a condition, loop or tf.function in a step reads or resets the metric "
+                    f"{metric.name!r}, which has been updated before. Do so outside of it"
                 )
             self.add_changes()
 

@@ -25,6 +25,7 @@ from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.protocols import EpochIterator, Model
 from slurm_resolver.tf.keras.sharing import Structure, without_optionals
 from slurm_resolver.tf.keras.traced_step import as_tensor, type_of_rows
+from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.strategy_start import starting_together
 
 _AHEAD = 4  # scheduled steps for each worker, so that no worker waits
@@ -127,16 +128,13 @@ class ParameterServerStrategy(
         )
         repetitions = None if int(data.cardinality()) >= 0 else 1
 
+        def of_one(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            return dataset_fn(context).repeat(repetitions)
+
         @functools.cache
         def of_workers() -> Iterator[object]:  # continues from one epoch to the next
             coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
-            return iter(
-                coordinator.create_per_worker_dataset(
-                    lambda: distribute(
-                        lambda context: dataset_fn(context).repeat(repetitions), options
-                    )
-                )
-            )
+            return iter(coordinator.create_per_worker_dataset(lambda: distribute(of_one, options)))
 
         data.of_workers = of_workers
         return data
@@ -195,7 +193,8 @@ class ScheduledFunction:
         self._strategy = model.distribute_strategy
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         self._step = getattr(model, f"{kind}_step")
-        self._on_batch = compiled(self._run)
+        self._of_any_rows = compiled(self._run)
+        self._on_batch = compiled(self._run_on_batch)
         self._on_iterator = compiled(lambda iterator: self._run(next(iterator)))
         self._under_way: list[Any] = []
         self._logs: dict[str, Structure] = {}
@@ -206,13 +205,13 @@ class ScheduledFunction:
         if isinstance(data, list):
             return self._predict(data)
         count = self._model.steps_per_execution
-        schedule = self._schedule_batch
+        function = self._on_batch
         batches = data
         of_workers = getattr(private_names.DATASET.of(data, None), "of_workers", None)
         if self._trains and of_workers:
-            schedule = functools.partial(self._coordinator.schedule, self._on_iterator)
-            batches = itertools.repeat((of_workers(),))
-        steps = [schedule(batch) for batch in itertools.islice(batches, count)]
+            function = self._on_iterator
+            batches = itertools.repeat(of_workers())
+        steps = [self._schedule(function, batch) for batch in itertools.islice(batches, count)]
         if not steps:
             raise StopIteration
         self._under_way += steps
@@ -223,14 +222,8 @@ class ScheduledFunction:
             self.join()
         return self._logs
 
-    def _schedule_batch(self, batch: Structure) -> tf.distribute.coordinator.RemoteValue:
-        """Schedules a step; its graph does not know the number of rows, as that of a dataset.
-
-        Keras weights logs by it.
-        """
-        batch = without_optionals(batch)
-        step = self._on_batch.get_concrete_function(tf.nest.map_structure(type_of_rows, batch))
-        return self._coordinator.schedule(step, (batch,))
+    def _schedule(self, function: Method, data: Structure) -> tf.distribute.coordinator.RemoteValue:
+        return self._coordinator.schedule(function, (without_optionals(data),))
 
     @_told_where_data_ends()
     def join(self) -> None:
@@ -249,7 +242,7 @@ class ScheduledFunction:
             self._coordinator.join()
 
     def _predict(self, batches: list[Structure], attempt: int = 1) -> Structure:
-        remotes = [self._schedule_batch(batch) for batch in batches]
+        remotes = [self._schedule(self._on_batch, batch) for batch in batches]
         try:
             outputs = [remote.get() for remote in remotes]
         except tf.errors.UnavailableError:  # a worker is lost, and its predictions with it
@@ -257,6 +250,15 @@ class ScheduledFunction:
                 raise
             return self._predict(batches, attempt + 1)
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
+
+    def _run_on_batch(self, batch: Structure) -> Structure:
+        """Runs a step whose graph does not know the number of rows, as that of a dataset.
+
+        Keras weights logs by it. The graph is traced while a step is scheduled: TensorFlow warns of
+        all others that they would run on the chief.
+        """
+        spec = tf.nest.map_structure(type_of_rows, batch)
+        return self._of_any_rows.get_concrete_function(spec)(batch)
 
     def _run(self, batch: Structure) -> Structure:
         return tf.nest.map_structure(as_tensor, self._strategy.run(self._step, args=(batch,)))

@@ -29,27 +29,30 @@ def reporting(name: str) -> Iterator[object]:
 
     stage = TRAINING if name == "fit" else name
 
-    def begin_test(logs: Logs) -> None:
-        reporter.step = 0
-        reporter.enter(START, VALIDATION if name == "fit" else name)
+    class SlurmResolverProgress(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_begin(self, logs: Logs = None) -> None:
+            reporter.enter(PREPARING, stage)
 
-    def begin_batch(batch: int, logs: Logs) -> None:
-        reporter.step = batch + 1
-        reporter.enter(DATA)
+        def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+            reporter.begin_epoch(epoch + 1)
 
-    callback = keras.callbacks.Callback()
-    vars(callback).update(
-        on_train_begin=lambda logs: reporter.enter(PREPARING, stage),
-        on_epoch_begin=lambda epoch, logs: reporter.begin_epoch(epoch + 1),
-        on_test_begin=begin_test,
-        on_test_end=lambda logs: reporter.enter(CALLBACK, stage),
-        on_predict_begin=begin_test,
-        on_train_batch_begin=begin_batch,
-        on_test_batch_begin=begin_batch,
-        on_predict_batch_begin=begin_batch,
-    )
+        def on_test_begin(self, logs: Logs = None) -> None:
+            reporter.step = 0
+            reporter.enter(START, VALIDATION if name == "fit" else name)
+
+        def on_test_end(self, logs: Logs = None) -> None:
+            reporter.enter(CALLBACK, stage)
+
+        def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
+            reporter.step = batch + 1
+            reporter.enter(DATA)
+
+        on_predict_begin = on_test_begin
+        on_test_batch_begin = on_train_batch_begin
+        on_predict_batch_begin = on_train_batch_begin
+
     reporter.enter(MEETING, name)
     try:
-        yield callback
+        yield SlurmResolverProgress()
     finally:
         reporter.enter(IDLE, "")

@@ -7,7 +7,7 @@ reads its own data, which together are the global batch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -143,7 +143,7 @@ class ReplicaStep:
             variable.assign(value)
         return values[len(variables) :]
 
-    def _of_first(self, values: Iterable[Any]) -> list[Any]:
+    def _of_first(self, values: Sequence[Any]) -> list[Any]:
         """Returns what the first replica has; strings, ragged and sparse tensors stay as they are.
 
         The other replicas add -0.0, which leaves also the sign of a zero as it is.
@@ -151,7 +151,7 @@ class ReplicaStep:
         found = list(values)
         sent = {
             place: as_sent(value)
-            for place, value in enumerate(found)
+            for place, value in enumerate(values)
             if isinstance(value, tf.Tensor) and value.dtype != tf.string
         }
         of_replica = [-tf.zeros_like(value) if self._replica else value for value in sent.values()]
@@ -241,6 +241,7 @@ class ReplicaStep:
         Where each worker draws for itself, the rows are those of the first one.
         """
         batch = self._batch.batch
-        is_drawn = self._batch.drawn is not None
-        values = self._of_first(tf.nest.flatten(batch) if is_drawn else ())
-        return tf.nest.pack_sequence_as(batch, values) if is_drawn else batch
+        if self._batch.drawn is None:
+            self._add([])
+            return batch
+        return tf.nest.pack_sequence_as(batch, self._of_first(tf.nest.flatten(batch)))

@@ -245,10 +245,15 @@ class StepFunction:
             f"the {self._kind} step of {self._model.name!r} cannot be split{some}: "
             f"{reason.rstrip('.')}."
         )
-        if batch.own is not None or batch.rows is not None:
+        if batch.own is not None:
             raise FitError(
                 f"{text} Each worker reads its own data, so none has a whole batch. Use "
-                "AutoShardPolicy.AUTO, and set run_eagerly before the call of fit."
+                "AutoShardPolicy.AUTO."
+            )
+        if batch.rows is not None:
+            raise FitError(
+                f"{text} The workers have already divided the data: change this before the call "
+                "of fit, evaluate or predict."
             )
         reporter.whole_steps |= not some
         warn_once(f"{text} Every worker computes whole batches, as one process does.")

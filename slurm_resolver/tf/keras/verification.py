@@ -10,7 +10,7 @@ last place, and what that changes is allowed for.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy.typing as npt
 import tensorflow as tf
 from numpy.linalg import norm
 
+from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.tf.keras.protocols import Model
@@ -59,15 +60,16 @@ class Verification:
             batch: which this worker has read.
             step: computes it as the workers do.
         """
-        reason = self._steps and _why_not(planned, batch)
+        if not self._steps:
+            return step()
+        reason = _why_not(planned, batch)
         if reason:
             warn_once(
                 f"SLURM_RESOLVER_VERIFY: {self._name} is not compared with one process: {reason}"
             )
-        elif self._steps:
-            self._steps -= 1
-            return self._compare(planned, batch, step)
-        return step()
+            return step()
+        self._steps -= 1
+        return self._compare(planned, batch, step)
 
     def _compare(self, planned: PlannedStep, batch: Share, step: Method) -> Structure:
         """Returns the results of a step.
@@ -75,6 +77,7 @@ class Verification:
         Raises:
             FitError: if a variable or a result differs by more than rounding.
         """
+        reporter.enter(COMPILING)  # which may take longer than a step
         variables = of_first_replica(self._model.distribute_strategy, planned.function.variables)
         before = _values(variables)
         results = step()
@@ -87,7 +90,7 @@ class Verification:
         )
         has_halves = "HALF" in graph or "BFLOAT16" in graph or has_tf32
         epsilon = _EPSILON_OF_HALVES if has_halves else _EPSILON
-        alone = []
+        runs = [(before, after)]  # of the workers; those of one process follow
         for run in range(_RUNS):
             random = np.random.default_rng(run)
             begin = []
@@ -98,24 +101,27 @@ class Verification:
                 begin.append(value)
                 variable.assign(value)
             of_one = call_traced(planned, batch.batch)
-            alone.append(_changes(begin, _values([*variables, *of_one])))
+            runs.append((begin, _values([*variables, *of_one])))
         for variable, value in zip(variables, after):
             variable.assign(value)
         # The gradient of a bias before a normalization cancels out, and leaves what was rounded
         # in numbers as large as the gradients of other variables.
         of_trainable = (
-            norm(change) for variable, change in zip(variables, alone[0]) if variable.trainable
+            norm(change)
+            for variable, change in zip(variables, _changes(*runs[1]))
+            if variable.trainable
         )
         largest = max(of_trainable, default=0.0)
         paths = {id(variable): path for path, variable in variables_of(self._model)}
         names = [f"variable {paths.get(id(one), one.name)!r}" for one in variables]
         keys = sorted(results) if isinstance(results, dict) else range(len(flat))
         names += [f"result {key!r}" for key in keys]
-        of_workers = _changes(before, after)
-        for name, size, found, one, *others in zip(names, _changes([], after), of_workers, *alone):
+        sizes = _changes([], after)
+        for name, size, *changes in zip(names, sizes, *itertools.starmap(_changes, runs)):
+            found, one, *others = changes
             change = norm(one)
             rounding = _TIMES * max(norm(other - one) for other in others)
-            rounding += epsilon * (64 * change + norm(size) + largest)
+            rounding += min(64 * epsilon, 0.05) * change + epsilon * (norm(size) + largest)
             distance = norm(found - one)
             if distance > rounding:
                 what = f"{self._name} differs from one process {reporter.where()}".rstrip()
@@ -151,11 +157,11 @@ def _values(tensors: Tensors) -> list[Any]:
     return [0.0 if tensor.dtype == tf.string else tensor.numpy() for tensor in tensors]
 
 
-def _changes(begin: Sequence[Any], end: Sequence[Any]) -> list[npt.NDArray[np.complex128]]:
-    """Returns how far numbers have changed, each as a vector without NaN.
+def _changes(begin: Sequence[Any], end: Sequence[Any]) -> Iterator[npt.NDArray[np.complex128]]:
+    """Yields how far numbers have changed, each as a vector without NaN.
 
     A result has no value at the beginning, and is compared as a variable that was 0.
     """
-    pairs = itertools.zip_longest(end, begin, fillvalue=0.0)
-    changes = [np.subtract(*pair, dtype=complex).ravel() for pair in pairs]
-    return [np.nan_to_num(one, nan=1e30, posinf=1e30, neginf=-1e30) for one in changes]
+    for before, after in itertools.zip_longest(begin, end, fillvalue=0.0):
+        change = np.subtract(after, before, dtype=complex).ravel()
+        yield np.nan_to_num(change, nan=1e30, posinf=1e30, neginf=-1e30)

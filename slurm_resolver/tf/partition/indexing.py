@@ -73,6 +73,14 @@ def gather(op: Operation) -> Split:
     )
 
 
+def gather_of_variable(op: Operation) -> Split:
+    """ResourceGather and LookupTableFindV2: entries of a variable or a table, by row."""
+    if op.attribute("batch_dims"):
+        raise NotByPartError("batch_dims")
+    places = op.letters(1)
+    return by_equation(op, f",{places}->{places}")
+
+
 def segment_sum(op: Operation) -> Split:
     """UnsortedSegmentSum: entries are added in segments.
 

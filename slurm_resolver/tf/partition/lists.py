@@ -96,7 +96,7 @@ def from_tensor(op: Operation) -> Split:
     """
     value = op.values[0]
     element = SAME
-    if value in (SAME, rows()) and is_count(op.size(0), rows()):
+    if value in (SAME, rows()) and is_count(op.sizes.size(op.node.inputs[0], 0), rows()):
         element = OWN
         value = rows()
     elif value.has_rows:

@@ -135,6 +135,16 @@ def tile(op: Operation) -> Split:
     return op.split(value._replace(outer=outer), value)
 
 
+def to_blocks(op: Operation) -> Split:
+    """SpaceToBatchND and BatchToSpaceND: each block of an image is in another batch of all rows.
+
+    A convolution with a `dilation_rate` is one of the blocks between the two.
+    """
+    if op.values[0].axis:
+        raise NotByPartError("blocks of the rows")
+    return tile(op)
+
+
 def concatenate(op: Operation) -> Split:
     """ConcatV2: of tensors with rows each, or of rows one batch after another."""
     *parts, _ = op.values

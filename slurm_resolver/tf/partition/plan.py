@@ -255,17 +255,16 @@ class Planner(Plan):
         for number in sent:
             tensor = self.flat.tensors[number]
             value = self.values[number]
-            if (
-                value.kind is Kind.WORDS
-                or tensor.dtype in (tf.resource, tf.string, tf.variant)
-                or (value == LOCAL and not tensor.dtype.is_floating)
-            ):
+            if value.kind is Kind.WORDS:
                 raise PlanError(
-                    f"all rows of {tensor.name} are needed, a {tensor.dtype.name}: strings and "
-                    "words cannot be put together; the words of each row are enough only for a "
+                    "the words of all rows are needed; those of each row are enough only for a "
                     "table of a fixed width, such as TextVectorization's with an "
                     "output_sequence_length"
                 )
+            if tensor.dtype in (tf.resource, tf.string, tf.variant) or (
+                value == LOCAL and not tensor.dtype.is_floating
+            ):
+                raise PlanError(f"all rows of {tensor.name} are needed, a {tensor.dtype.name}")
             if value == SUM:
                 self.values[number] = SAME
         self._known_whole.update(sent)

@@ -23,6 +23,7 @@ import math
 import re
 from collections.abc import Iterable
 
+import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.creation import create
@@ -86,9 +87,20 @@ def by_equation(op: Operation, equation: str, *, adds: bool = False) -> Split:
 
 def _term(op: Operation, place: int, term: str) -> str:
     """Returns a term of an equation with a character for each axis."""
-    named = term.strip(".*")
+    named = re.sub("[.*]", "", term)
     others = 0 if named == term else op.rank(place) - len(named)
     return term.replace("...", _OTHER_AXES[:others][::-1]).replace("*", "_" * others)
+
+
+def diagonals(op: Operation, place: int, equation: str) -> Split:
+    """MatrixDiagV3 and the like: each matrix by itself.
+
+    Args:
+        place: of the input that says which diagonals: one, or a first and a last one.
+        equation: has D for the axes of the diagonals.
+    """
+    are_several = np.ptp(op.constant(place)) > 0
+    return by_equation(op, equation.replace("D", "__" if are_several else "_"))
 
 
 def by_entry(op: Operation) -> Split:

@@ -25,6 +25,7 @@ from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn, warn_once
 from slurm_resolver.start.keras_version import check_keras
 from slurm_resolver.tf import private_names
+from slurm_resolver.tf.causes import cause_of
 from slurm_resolver.tf.keras.protocols import EpochIterator, Logs
 from slurm_resolver.tf.keras.strategy_registry import sharing_of
 from slurm_resolver.tf.private_names import Method
@@ -80,7 +81,6 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
 
     restores_all_workers = True  # so each worker needs it
     _data: Any = None  # of the current fit: makes the iterators
-    _first: Any = None  # the callback that comes before all others
     _iterator: Any = None  # over the data
 
     def __init__(
@@ -106,6 +106,11 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         """
         super().__init__()
         self.state = state
+        # Comes before all other callbacks, and this one after them.
+        self._first = keras.callbacks.LambdaCallback(
+            on_epoch_begin=self._before_epoch,
+            on_epoch_end=self._add_logs,
+        )
         self._directory = directory
         self._other_data = other_data
         self._arguments: dict[str, Any] = {
@@ -120,7 +125,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         """Stores the model; raises ResumeError for one of Keras 2."""
         if keras.__version__.startswith("2.") or not isinstance(model, keras.Model):
             raise ResumeError(
-                f"BackupAndResume in the fit of {type(model).__name__}; "
+                f"BackupAndResume in the fit of {type(model).__module__}.{type(model).__name__}; "
                 "expected a model of Keras 3. For a model of Keras 2, use Keras 2's own callback, "
                 "such as tf_keras.callbacks.BackupAndRestore(folder, save_freq=500), or "
                 "ResumableLoop in a training loop of your own."
@@ -141,7 +146,9 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         problem = private_names.find_problem(private_names.ResumeName, self.model, data, callbacks)
         if problem:
             raise problem
-        self._come_last(callbacks)
+        ours = (self, self._first)  # Keras' list may be that of an earlier fit
+        self._others = [other for other in callbacks.callbacks if other not in ours]
+        callbacks.callbacks = [self._first, *self._others, self]
         self._data = data
         self._states: Any = None  # of the other callbacks, from the first epoch on
         self._functions: set[str] | None = None  # those that were there before the first step
@@ -164,19 +171,10 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             )
         self._tell(findings.other, *_unbuilt_optimizers(self.model))
         if findings.again:
-            self._check_variables_of_data()
+            self._tell(*self._variables_of_data())
         self._go_to_step(fit, data, findings.again)
         private_names.ENUMERATE_ITERATOR.replace(self._enumerate_iterator, owner=data)
         private_names.CATCH_STOP_ITERATION.replace(self._around_steps, owner=data)
-
-    def _come_last(self, callbacks: keras.callbacks.CallbackList) -> None:
-        """Moves to the end of Keras' list of all callbacks, and puts a helper before them."""
-        ours = (self, self._first)  # Keras' list may be that of an earlier fit
-        self._others = [other for other in callbacks.callbacks if other not in ours]
-        self._first = keras.callbacks.LambdaCallback(
-            on_epoch_begin=self._before_epoch, on_epoch_end=self._add_logs
-        )
-        callbacks.callbacks = [self._first, *self._others, self]
 
     def _restore(self) -> None:
         """Builds the model, and restores the newest checkpoint of this fit."""
@@ -205,8 +203,9 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         """Sets the epoch at which Keras begins, and reads what the earlier ones have read."""
         backup = self._backup
         count = self.model.steps_per_execution
-        per_epoch = private_names.STEPS_PER_EPOCH.of(data) or 0
-        done = (backup.epoch - fit.initial_epoch) * per_epoch + backup.step
+        per_epoch = private_names.STEPS_PER_EPOCH.of(data)
+        saved_per_epoch = self._saved.get("per_epoch") or 0
+        done = (backup.epoch - fit.initial_epoch) * saved_per_epoch + backup.step
         # With batches of another size, an epoch has another number of steps.
         is_left = backup.epoch < self.params["epochs"]
         before = is_left and backup.begin_data(_batch_size(data), count)
@@ -270,7 +269,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         # As `fit` does, since a callback may have evaluated after the last step.
         results = self.model.get_metrics_result()
         if results.keys() == self._logs.keys():
-            self._logs = {name: np.asarray(value).tolist() for name, value in results.items()}
+            self._logs = _as_numbers(results)
 
     def _restore_random(self) -> None:
         """Restores the global random generators, once the data was read that was read before."""
@@ -302,8 +301,9 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         return {
             "callbacks": self._states.collect(),
             "content": self._content,
-            "logs": {name: np.asarray(value).tolist() for name, value in self._logs.items()},
+            "logs": _as_numbers(self._logs),
             "metrics": self._trained_metrics or [variable.numpy() for variable in self._metrics()],
+            "per_epoch": private_names.STEPS_PER_EPOCH.of(self._data),
             "random": random_states(),
             "read": self._read or (self._backup.epoch, 0),
             "steps": private_names.NUM_BATCHES.of(self._data),
@@ -330,7 +330,11 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             try:
                 set_values(self._metrics(), self._saved["metrics"])
             except ValueError:
-                warn("the metrics of this epoch are lost: the model now has different metrics")
+                self.model.reset_metrics()  # some may have got their values
+                warn(
+                    "the metrics of this epoch start from zero: the model now has different "
+                    "metrics, or a different number of replicas"
+                )
             self._logs = self._saved["logs"]
             self.model.stop_training = self._saved["stop"]
 
@@ -349,20 +353,19 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             if problem and self._backup.leads and is_left:
                 warn_once(f"if this training is interrupted, it will not resume exactly: {problem}")
 
-    def _check_variables_of_data(self) -> None:
-        """Warns if data that are read again have changed what is restored."""
-        parts_of = self.model.distribute_strategy.experimental_local_results
-        handles = {
-            id(part.handle)
-            for item in tf.train.TrackableView(self._backup.checkpoint).descendants()
-            if isinstance(item, tf.Variable)
-            for part in parts_of(item)
-        }
-        if not handles.isdisjoint(captures_of(_whole(self._data))):
-            self._tell(
-                "the data use a variable that is restored before earlier batches are read again: "
-                "give them one that neither the model nor BackupAndResume has"
-            )
+    def _variables_of_data(self) -> Iterator[str]:
+        """Yields why data that read or change what is restored cannot be read again."""
+        captures = captures_of(_whole(self._data))
+        for item in tf.train.TrackableView(self._backup.checkpoint).descendants():
+            variable = item.value if isinstance(item, keras.Variable) else item
+            if isinstance(variable, tf.Variable):
+                parts = self.model.distribute_strategy.experimental_local_results(variable)
+                if not captures.isdisjoint(id(part.handle) for part in parts):
+                    yield (
+                        f"the data use the variable {variable.name!r}, which is restored before "
+                        "earlier batches are read again: give them one that neither the model nor "
+                        "BackupAndResume has"
+                    )
 
     def _add_logs(self, epoch: int, logs: dict[str, float]) -> None:
         """Gives the other callbacks the logs of an epoch of which no step was left."""
@@ -404,6 +407,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             backup.save()
         _finished[self._key] += 1
         self._data = None  # which also holds this callback
+        self._iterator = None
 
     def _build(self) -> None:
         """Builds the model and its optimizer: only variables that exist are restored and saved.
@@ -413,13 +417,15 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         model = self.model
         spec = _whole(self._data).element_spec
         with model.distribute_strategy.scope():
-            with contextlib.suppress(Exception):  # whatever the model's own code raises
+            problem = "Keras could not infer its inputs' shapes"
+            try:
                 private_names.SYMBOLIC_BUILD.of(model)(data_batch=spec)
+            except Exception as error:  # whatever the model's own code raises
+                problem = cause_of(error)
             if not model.built:
                 raise ResumeError(
-                    f"the model {model.name!r} cannot be built from the shapes of the data, so "
-                    "nothing can be restored into it: start it with keras.Input, or call it on a "
-                    "batch before fit."
+                    f"the model {model.name!r} is not built, so nothing can be restored into "
+                    f"it ({problem}): start it with keras.Input, or call it on a batch before fit."
                 )
             if model.optimizer and not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
@@ -438,6 +444,14 @@ def _running_fit() -> SimpleNamespace:
         "BackupAndResume was called outside of fit; expected model.fit(…, callbacks=[backup]). "
         "For a training loop of your own use ResumableLoop."
     )
+
+
+def _as_numbers(logs: dict[str, Any]) -> dict[str, Any]:
+    """Returns logs as `fit` gives them to callbacks at the end of an epoch."""
+    return {
+        name: float(value) if np.ndim(value) == 0 else np.asarray(value)
+        for name, value in logs.items()
+    }
 
 
 def _whole(data: EpochIterator | None) -> Any:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import io
+import os
 import pickle
 import random
 import time
@@ -78,6 +79,16 @@ def _attributes_of(value: object) -> dict[str, object]:
     return vars(value)
 
 
+def _set_attributes(owner: object, values: dict[str, object]) -> None:
+    for name, value in values.items():
+        _put(
+            owner,
+            name,
+            "",
+            value,
+        )
+
+
 # How to read and to set the content of an object.
 _CONTENTS: dict[Any, tuple[Method, Method]] = {
     random.Random: (random.Random.getstate, random.Random.setstate),
@@ -92,7 +103,7 @@ _CONTENTS: dict[Any, tuple[Method, Method]] = {
     ),
     (collections.deque, list, set): (list, _refill),
     dict: (dict, _refill),
-    object: (_attributes_of, lambda owner, values: owner.__dict__.update(values)),
+    object: (_attributes_of, _set_attributes),
 }
 
 
@@ -179,8 +190,20 @@ class CallbackStates:
                     "dicts in attributes of the callback, from __init__ on"
                 )
         for name, callback in self._callbacks.items():
-            if isinstance(callback, keras.callbacks.CSVLogger) and not callback.append:
-                yield f"{name} begins its file anew at each start: pass append=True"
+            for path in _overwritten_files(callback):
+                yield (
+                    f"{name} writes {path!r} from the beginning at each start: append to it, as "
+                    "CSVLogger(path, append=True) does"
+                )
+
+
+def _overwritten_files(callback: object) -> Iterator[str]:
+    """Yields the paths of the files that a callback has opened to write from the beginning."""
+    for value in vars(callback).values():
+        mode = str(getattr(value, "mode", "r"))
+        path = getattr(value, "name", "")
+        if isinstance(value, io.IOBase) and mode[0] in "wx" and os.path.isfile(path):
+            yield path
 
 
 def _part_of(value: object, saved: set[int]) -> Part:
@@ -211,7 +234,8 @@ class _Reader(pickle.Pickler):
         if isinstance(value, type):
             return value.__qualname__
         if isinstance(value, types.FunctionType):
-            return [cell.cell_contents for cell in value.__closure__ or ()]
+            known = self.saved | {id(value)}  # a function may call itself
+            return [_part_of(cell.cell_contents, known) for cell in value.__closure__ or ()]
         if isinstance(value, _WITH_VARIABLES):
             return [
                 variable.numpy()

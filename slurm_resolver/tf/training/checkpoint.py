@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pickle
 from collections.abc import Mapping
 from typing import Any, Callable
 
@@ -125,7 +126,13 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
 
     def deserialize(self, string_value: bytes) -> None:
         """Restores what TensorFlow has saved."""
-        self.epoch, self.step, self.drawn, self.batch_size, self.more = unpack(string_value)
+        try:
+            position = unpack(string_value)
+        except pickle.UnpicklingError as error:
+            raise ResumeError(
+                f"it was saved by another version of slurm_resolver ({error})"
+            ) from error
+        self.epoch, self.step, self.drawn, self.batch_size, self.more = position
 
     def restore_again(self) -> None:
         """Gives the variables the values of the checkpoint again, if there is one."""
@@ -158,24 +165,27 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
 
     def say_start(self, epochs: int) -> None:
         """Logs where the training resumes; as a warning, which Python shows without settings."""
+        if not self.leads:
+            return
         step = self._ranks.step
         restarts = (step.restart_count or 0) + (step.step_restart or 0)
-        if not self.leads or not (self.restored or (restarts and self._is_first)):
-            return
-        text = (
-            f"training starts from the beginning: {self._folder.directory!r} holds no checkpoint, "
-            f"but this is restart {restarts} of the job. Check that the job saves before it ends, "
-            "and into this folder"
-        )
-        if self.restored:
+        if self.restored and self.epoch >= epochs:
+            warn(
+                "nothing is left to train: %s was saved after epoch %s. To train again, remove the "
+                "folder or raise the number of epochs",
+                self.restored,
+                self.epoch,
+            )
+        elif self.restored:
             # `supervise` reads this line.
-            text = f"training resumes from {self.restored}, saved {self._at}"
-            if self.epoch >= epochs:
-                text = (
-                    f"nothing is left to train: {self.restored} was saved after epoch "
-                    f"{self.epoch}. To train again, remove the folder or raise the number of epochs"
-                )
-        warn("%s", text)
+            warn("training resumes from %s, saved %s", self.restored, self._at)
+        elif restarts and self._is_first:
+            warn(
+                "training starts from the beginning: %r holds no checkpoint, but this is restart "
+                "%s of the job. Check that the job saves before it ends, and into this folder",
+                self._folder.directory,
+                restarts,
+            )
 
     def save_if_due(self) -> None:
         """Saves if a signal has come to any rank (and does not return), or if a save is due."""
@@ -251,7 +261,10 @@ def batch_size_of(data: Any) -> int:
     """
     # A strategy's dataset holds the one that it distributes.
     whole = private_names.ORIGINAL_DATASET.of(data, data)
-    return int(private_names.BATCH_SIZE.of(without(whole, _BATCH_BY_BATCH), 0))
+    try:
+        return int(private_names.BATCH_SIZE.of(without(whole, _BATCH_BY_BATCH), 0))
+    except (TypeError, ValueError):  # a tensor without a value yet
+        return 0
 
 
 class _QuietHandler(

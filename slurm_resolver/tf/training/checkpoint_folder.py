@@ -31,6 +31,7 @@ from slurm_resolver.log import warn
 from slurm_resolver.tf.causes import cause_of
 from slurm_resolver.tf.keras.files.callback_files import setting
 from slurm_resolver.tf.training.termination import SavingRanks
+from slurm_resolver.wording import shorten
 
 _OWNER = "slurm_resolver.owner"
 # The files of an interrupted save.
@@ -73,15 +74,11 @@ class CheckpointFolder:
         """
         problem = self._find_problem() if self._ranks.leads else ""
         found = [int(name[5:-6]) for name in self._list(r"ckpt-\d+\.index")]
-        seen = self._ranks.compare("the restore", [problem, sorted(found, reverse=True)])
-        (problem, numbers), *others = seen.values()  # the leader's come first
-        if not problem and not numbers and any(other for _, other in others):
-            problem = (
-                f"the leader finds no checkpoint in {self.directory!r}, and another rank does: all "
-                "nodes must share the folder."
-            )
+        seen = list(self._ranks.compare("the restore", [problem, found]).values())
+        problem = seen[0][0]  # the leader's
         if problem:
             raise ResumeError(problem)
+        numbers = sorted({number for _, found in seen for number in found}, reverse=True)
         path = self._restore_readable(numbers)
         counter = self._checkpoint.save_counter  # which this creates, in all ranks
         if numbers:  # the next save must not overwrite a checkpoint that could not be read
@@ -98,18 +95,18 @@ class CheckpointFolder:
         for number in numbers:
             path = self._path(f"ckpt-{number}")
             seen = self._ranks.compare("the restore", self._restore(path))
-            found = [
-                f"{path}: {damage}, as seen by {rank}" for rank, damage in seen.items() if damage
-            ]
-            if not found:
+            damage_of = {rank: damage for rank, damage in seen.items() if damage}
+            if not damage_of:
+                if damages and self._ranks.leads:
+                    warn(
+                        "a checkpoint cannot be read (%s); it is left as it is, and %s is used "
+                        "instead",
+                        "; ".join(damages),
+                        path,
+                    )
                 return path
-            damages.append(found[0])
-            if self._ranks.leads:
-                warn(
-                    "a checkpoint cannot be read (%s); it is left as it is, and the one before it "
-                    "is used",
-                    found[0],
-                )
+            damage = next(iter(damage_of.values()))
+            damages.append(f"{path}: {damage}, as seen by {shorten([*damage_of])}")
         if damages:
             raise ResumeError(
                 f"none of the checkpoints in {self.directory!r} can be read: {'; '.join(damages)}. "

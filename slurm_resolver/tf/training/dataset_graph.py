@@ -157,10 +157,10 @@ def _seeds_of(node: NodeDef, body: Nodes) -> list[int]:
         return [node.attr["seed"].i, node.attr["seed2"].i]
     first = _SEEDS.get(node.op, len(node.input))
     sources = [body.get(name.split(":")[0], node) for name in node.input[first : first + 2]]
+    # One that a function computes is a seed.
     return [
-        int(tf.make_ndarray(source.attr["value"].tensor))
+        source.op != "Const" or int(tf.make_ndarray(source.attr["value"].tensor))
         for source in sources
-        if source.op == "Const"
     ]
 
 

@@ -14,19 +14,17 @@ def problem_of_step(before: set[str], checkpoint: tf.train.Checkpoint) -> str:
     These are the functions whose names are not in `before`. The checkpoint holds what is saved.
     """
     context = private_names.CONTEXT.get()()
-    names = sorted(function_names() - before)
-    nodes = [node for name in names for node in private_names.FUNCTION.of(context)(name).node_def]
-    has_generator = any(
-        isinstance(item, tf.random.Generator)
-        for item in tf.train.TrackableView(checkpoint).descendants()
-    )
-    for node in nodes:
-        if is_random(node) or (node.op == "RngReadAndSkip" and not has_generator):
-            return (
-                f"the step calls {node.op}, whose position is not saved: draw with keras.random "
-                "and seed=keras.random.SeedGenerator(n), an attribute of the layer or model; or "
-                "pass a tf.random.Generator, BackupAndResume(folder, generator=generator)"
-            )
+    saved = tf.train.TrackableView(checkpoint).descendants()
+    has_generator = any(isinstance(item, tf.random.Generator) for item in saved)
+    for name in sorted(function_names() - before):
+        for node in private_names.FUNCTION.of(context)(name).node_def:
+            if is_random(node) or (node.op == "RngReadAndSkip" and not has_generator):
+                return (
+                    f"the step calls {node.op}, whose position is not saved: draw with "
+                    "keras.random and seed=keras.random.SeedGenerator(n), an attribute of the "
+                    "layer or model; or pass a tf.random.Generator, "
+                    "BackupAndResume(folder, generator=generator)"
+                )
     return ""
 
 

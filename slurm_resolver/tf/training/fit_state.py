@@ -1,6 +1,6 @@
 """The state of Keras' `fit` in a checkpoint, besides variables: plain values, pickled.
 
-Plain values are None, numbers, texts, NumPy arrays, and lists, tuples, sets and dicts of them.
+Plain values are None, numbers, strings, NumPy arrays, and lists, tuples, sets and dicts of them.
 Reading them runs no code that the checkpoint names, but for the functions that make NumPy's arrays.
 """
 
@@ -10,14 +10,15 @@ import io
 import pickle
 from typing import Any
 
-import numpy as np
-
-# What makes arrays and NumPy's scalars.
-_OF_NUMPY = (
-    np.ndarray,
-    np.dtype,
-    np.zeros(0).__reduce__()[0],
-    np.float32(0).__reduce__()[0],
+# What makes arrays and NumPy's scalars, in NumPy 1 and 2. No other name may be imported.
+_OF_ARRAYS = (
+    "numpy.ndarray",
+    "numpy.dtype",
+    "numpy.core.multiarray._reconstruct",
+    "numpy.core.multiarray.scalar",
+    "numpy._core.multiarray._reconstruct",
+    "numpy._core.multiarray.scalar",
+    "ml_dtypes.bfloat16",
 )
 
 
@@ -35,9 +36,7 @@ def unpack(packed: bytes) -> Any:
 
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Returns a function or class of NumPy's arrays; raises an error for all others."""
-        if module.split(".")[0] == "numpy":
-            found = super().find_class(module, name)
-            if found in _OF_NUMPY:
-                return found
-        raise pickle.UnpicklingError(f"{module}.{name} is no plain value")
+        """Returns a function or class that makes arrays; raises an error for all others."""
+        if f"{module}.{name}" not in _OF_ARRAYS:
+            raise pickle.UnpicklingError(f"{module}.{name} is no plain value")
+        return super().find_class(module, name)

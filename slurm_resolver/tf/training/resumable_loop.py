@@ -70,17 +70,17 @@ class ResumableLoop(Backup):
     def epochs(self, count: int) -> Iterator[int]:
         """Yields the numbers of the epochs that are left, and saves after the last one."""
         self.say_start(count)
-        trained = self.epoch < count
+        if self.epoch >= count:
+            return
         reporter.begin_training(is_measured=False)
         while self.epoch < count:
             yield self.epoch
             self.epoch += 1
             self.step = 0
-        if trained:
-            self.save()
-            of_all = reporter.of_all_workers(_END_SECONDS)
-            if self.leads:
-                reporter.tell_usage(self._resolver, "the loop", of_all)
+        self.save()
+        of_all = reporter.of_all_workers(_END_SECONDS)
+        if self.leads:
+            reporter.tell_usage(self._resolver, "the loop", of_all)
 
     def batches(self, data: Iterable[Batch], steps: int | None = None) -> Iterator[Batch]:
         """Yields the batches of this epoch that are left; each is a step.

@@ -23,7 +23,7 @@ from slurm_resolver.coordination import TRAIN
 from slurm_resolver.errors import RendezvousError, ResumeError
 from slurm_resolver.local import run_events
 from slurm_resolver.log import exit_at_once, warn
-from slurm_resolver.preemption.exit_plan import check_options, requeue_job
+from slurm_resolver.preemption.exit_plan import ExitPlan, check_options, requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
 from slurm_resolver.signals import REQUEUE_STATUS
 from slurm_resolver.start.ready import find_group
@@ -124,11 +124,11 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         """
         ranks = self.ranks
         self.watch.leave_on_sigterm()
-        plan: Any = (REQUEUE_STATUS, 0.0)  # of a rank that does not learn the leader's
+        plan = ExitPlan(REQUEUE_STATUS, "")  # of a rank that does not learn the leader's
         if ranks.leads:
             received = self.watch.received
             sigterm = self.watch.terminated and received in (None, "SIGTERM")
-            requeued = requeue_job(
+            plan = requeue_job(
                 ranks.step,
                 self.requeue,
                 self.max_restarts,
@@ -137,23 +137,21 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
             )
             where = f" {self.saved_at}" if self.saved_at else ""
             cause = received or "a signal to another rank"
-            warn("training saved%s because of %s: %s", where, cause, requeued.message)
-            plan = (requeued.status, requeued.wait)
+            warn("training saved%s because of %s: %s", where, cause, plan.message)
         try:
             # When the leader exits, Slurm ends the others too.
             seconds = _EXIT_WAIT if ranks.leads else Timeouts.save
-            plan = ranks.ask_leader("the exit", plan, seconds)
+            plan = ExitPlan(*ranks.ask_leader("the exit", plan, seconds))
         except ResumeError as error:  # such as a rank that has ended
             warn("%s", error)
-        status, wait = plan
-        until = time.monotonic() + wait
+        until = time.monotonic() + plan.wait
         while not self.watch.ended and time.monotonic() < until:
             # Slurm's SIGTERM may have come while this rank was still saving.
             if self.watch.terminated and not ranks.leads:
                 break
             time.sleep(0.1)
-        atexit.register(_leave, status)  # of these functions, the last one runs first
-        sys.exit(status)
+        atexit.register(_leave, plan.status)  # of these functions, the last one runs first
+        sys.exit(plan.status)
 
 
 class SavingRanks:

@@ -8,8 +8,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras_bad_fit.common import (
+    STRATEGY,
     WORKER,
     Does,
+    X,
     Y,
     data,
     fit,
@@ -181,6 +183,26 @@ def own(rows: tf.data.Dataset) -> tf.data.Dataset:
 @way
 def own_data() -> None:
     fit(x=own(data(96 - 48 * WORKER)))
+
+
+@way
+def divided_eagerly() -> None:
+    def run_eagerly(model: Any) -> None:
+        model.run_eagerly = True
+
+    rows = tf.data.Dataset.from_tensor_slices((X, Y)).map(lambda x, y: (x, y))
+    fit(x=rows.batch(24), callbacks=[Does(run_eagerly, step=0)])
+
+
+@way
+def metric_in_function() -> None:
+    mean = in_scope(keras.metrics.Mean, "watched")
+
+    def of_replica() -> None:
+        mean.update_state(1.0)
+        tf.function(mean.result, autograph=False)()
+
+    STRATEGY.run(of_replica)
 
 
 @way

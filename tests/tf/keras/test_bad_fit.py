@@ -38,6 +38,8 @@ IN_BOTH = {
     "other_data": "in the data: 4 batches in worker 0, 2 batches in worker 1",
     "other_rows": "the workers differ in step 1 of epoch 1, in the digest of x: ",
     "own_data": "in the data: 4 batches in worker 0, 2 batches in worker 1",
+    "divided_eagerly": "The workers have already divided the data: change this before the call",
+    "metric_in_function": "tf.function in a step reads or resets the metric 'watched', which",
     "own_data_eagerly": "Each worker reads its own data, so none has a whole batch. Use Auto",
     "other_rate": "in step 1 of epoch 1, in the learning rate: 0.01 in worker 0, 0.1 in worker 1",
     "other_seeds": "in the seeds of tf.random: [(1, ",
@@ -76,6 +78,11 @@ def test_every_worker_says_what_is_wrong(workers: Records, name: str) -> None:
     for worker in workers:
         assert worker[name].startswith("FitError: ")
         assert IN_BOTH[name] in worker[name]
+
+
+def test_callbacks_that_differ_are_named(workers: Records) -> None:
+    for worker in workers:
+        assert worker["other_weights"].endswith(" Callbacks: none in worker 0, Does in worker 1.")
 
 
 def test_what_fails_everywhere_fails_with_its_own_error_and_the_workers_go_on(

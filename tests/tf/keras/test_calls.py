@@ -30,4 +30,4 @@ def test_what_has_started_tensorflow_before_the_strategy_is_named() -> None:
     done = train("late", status=1)
     line = f"StartError: TensorFlow has been started before the strategy by {PROGRAM}, line "
     assert line in done.stderr
-    assert ". Create the strategy before everything else" in done.stderr
+    assert ": tf.constant([1, 2]). Create the strategy before everything else" in done.stderr

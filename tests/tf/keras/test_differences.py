@@ -69,7 +69,7 @@ CASES = {
     "weights": Case(
         [Entry("kernel", "float32", 3.0, 4.0)],
         [Entry("kernel", "float32", 3.005, 4.0)],
-        "kernel: 3 in worker 0, 3.005 in worker 1",
+        "kernel: norm 4, projection 3 in worker 0, norm 4, projection 3.005 in worker 1",
     ),
     "a count, which is not rounded": Case(
         [Entry("steps", "int64", 20000.0, 20000.0)],

@@ -52,6 +52,7 @@ ROWS.filter(lambda x: x > 1).map(double).batch(2).prefetch(1)
 ROWS.map(double, num_parallel_calls=2, deterministic=False).batch(5, drop_remainder=True)
 ROWS.shuffle(7, seed=3).map(double).map(named).batch(4, num_parallel_calls=2)
 ROWS.map(double).batch(4).map(lambda x: tf.one_hot(x, 30)).map(named).take(2)
+ROWS.map(double).batch(4).map(lambda x: x + first_of([1, 5]))
 ROWS.map(double).batch(4, drop_remainder=True).map(lambda x: tf.one_hot(x, 30)).map(named)
 ROWS.map(double).batch(4).map(lambda x: tf.reshape(x, [tf.shape(x)[0], 1]))
 ROWS.map(double).batch(4).repeat(2).skip(1)
@@ -99,6 +100,12 @@ class Pair(NamedTuple):
 
 def double(x: Any) -> Any:
     return 2 * x
+
+
+def first_of(numbers: Any) -> Any:
+    """Returns the first number, through an array whose size is known only when it runs."""
+    distinct, _ = tf.unique(tf.constant(numbers, tf.int64))
+    return tf.TensorArray(tf.int64, 0, True).unstack(distinct).read(0)
 
 
 def len_of(x: Any) -> Any:

@@ -55,6 +55,10 @@ def test_evaluation_and_prediction_are_those_of_a_copy_in_one_process(told: Told
         assert row == pytest.approx(expected, abs=1e-6)
 
 
+def test_tensorflow_warns_of_no_step_on_the_chief(told: Told) -> None:
+    assert "without using `ClusterCoordinator.schedule`" not in told[1]
+
+
 def test_workers_read_datasets_of_their_own(told: Told) -> None:
     steps, accuracies, (_, accuracy) = told[0]["datasets_of_the_workers"]
     assert steps == 100

@@ -11,11 +11,13 @@ import tensorflow as tf
 from pytest_mock import MockerFixture
 
 from slurm_resolver import log
+from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.tf.keras.sharing import share
 from slurm_resolver.tf.keras.traced_step import PlannedStep
 from slurm_resolver.tf.keras.verification import Verification
 from slurm_resolver.tf.partition.step import plan_whole
+from slurm_resolver.tf.reporter import reporter
 
 LOCAL = SimpleNamespace(experimental_local_results=lambda variable: (variable,))
 MODEL: Any = SimpleNamespace(name="own", distribute_strategy=LOCAL, weights=[])
@@ -39,6 +41,7 @@ def fill_a_table() -> None:
         (1.01, {}, ".*train step of 'own' differs from one process.*in the variable 'weight"),
         (1.001, {}, ".*differs from one process"),
         (1.001, {"gpus": ["TF32"]}, ""),
+        (1.06, {"gpus": ["TF32"]}, ".*differs from one process"),
         (1.01, {"also": draw}, ""),  # it is not compared
         (1.01, {"also": fill_a_table}, ""),
     ],
@@ -48,6 +51,7 @@ def test_a_change_that_differs_by_more_than_rounding_is_an_error(
 ) -> None:
     mocker.patch.object(tf.config, "list_logical_devices", return_value=unlike.get("gpus", []))
     also = unlike.get("also")
+    enter = mocker.patch.object(reporter, "enter")
     weight = tf.Variable([1.0, 2.0], name="weight")
 
     def train(batch: Any) -> list[Any]:
@@ -78,3 +82,4 @@ def test_a_change_that_differs_by_more_than_rounding_is_an_error(
     assert weight.numpy() == pytest.approx([1.0 - 0.2 * by, 2.0 - 0.3 * by])
     told = any("'own' is not compared with one process" in line for line in log.warned)
     assert told == bool(also)
+    assert (mocker.call(COMPILING) in enter.call_args_list) == (not also)

@@ -205,6 +205,7 @@ raw.BatchMatMulV3(x=x, y=tf.transpose(y, [0, 2, 1]), Tout=tf.float32)
 tf.einsum("nab,bc->nac", x, WEIGHTS)
 tf.einsum("nab,nab->b", x, y)
 tf.einsum("...ab,...cb->...ac", x, y)
+tf.einsum("t...i->t...", tf.transpose(x, [1, 0, 2]))
 tf.einsum("bac,nab->nc", tf.reshape(tf.range(48.0), [6, 4, 2]), x)
 tf.nn.conv2d(image, KERNEL, 2, "SAME")
 tf.nn.conv2d(image, KERNEL, 1, "VALID")
@@ -276,6 +277,8 @@ tf.gather(last(x), [0, 2])
 tf.gather(x, whole % 4, axis=1, batch_dims=1)
 tf.gather(VARIABLE, index)
 LOOKUP.lookup(index)
+LOOKUP.lookup(tf.stack([index, index + 1]))
+tf.gather(VARIABLE, tf.stack([index, index]))
 tf.identity_n([x, y * 2.0])[1]
 tf.stack([x, y])
 tf.stack([x, y], 1)
@@ -366,6 +369,58 @@ tf.linalg.cholesky(positive(x))
 tf.linalg.det(positive(x))
 tf.linalg.slogdet(positive(x))[1]
 tf.linalg.inv(positive(x))
+tf.nn.convolution(image, KERNEL, padding="SAME", dilations=2)
+tf.nn.convolution(image[:, :, 0], KERNEL[0], padding="VALID", dilations=3)
+gradient(lambda t: tf.nn.convolution(t, KERNEL, padding="SAME", dilations=[2, 3]), image)
+gradient_of(lambda w: tf.nn.convolution(image, w, padding="SAME", dilations=2), KERNEL)
+tf.space_to_batch(tf.concat([image, image + 1.0], 0), [2, 4], [[0, 0], [1, 3]])
+tf.batch_to_space(tf.tile(image, [4, 1, 1, 1]), [2, 2], [[0, 1], [0, 0]])
+tf.nn.dilation2d(image, KERNEL[..., 0], STRIDES, "SAME", "NHWC", STRIDES)
+gradient(lambda t: tf.nn.dilation2d(t, KERNEL[..., 0], STRIDES, "SAME", "NHWC", STRIDES), image)
+gradient_of(lambda w: tf.nn.dilation2d(image, w, STRIDES, "SAME", "NHWC", STRIDES), KERNEL[..., 0])
+gradient(lambda t: gradient(lambda u: tf.square(tf.nn.max_pool3d(u, 2, 2, "SAME")), t), small)
+gradient(tf.nn.local_response_normalization, image)
+gradient(lambda t: tf.image.resize(t, [4, 4], "bicubic"), image)
+gradient(lambda t: tf.image.resize(t, [4, 4], "nearest"), image)
+tf.image.resize(image, [5, 5], "lanczos3", antialias=True)
+gradient(lambda t: tf.image.resize(t, [5, 5], "lanczos3", antialias=True), image)
+tf.image.draw_bounding_boxes(image, tf.abs(x[:, :3, :4]) / 9.0, [[1.0, 2.0, 3.0]])
+tf.image.rgb_to_hsv(tf.abs(image))
+tf.image.hsv_to_rgb(tf.abs(image) / 9.0)
+tf.extract_volume_patches(small, [1, 2, 2, 1, 1], STRIDES_3D, "SAME")
+tf.searchsorted([-1.0, 0.0, 1.0], x[:, 0, 0])
+tf.searchsorted(tf.sort(x[:, 0]), y[:, 0], "right")
+tf.linalg.cross(x[..., :3], y[..., :3])
+raw.NthElement(input=x, n=2)
+tf.abs(tf.signal.fft3d(tf.cast(small, tf.complex64)))
+tf.abs(tf.signal.ifft3d(tf.cast(small, tf.complex64)))
+tf.abs(tf.signal.rfft3d(small))
+tf.signal.irfft3d(tf.signal.rfft3d(small))
+tf.linalg.solve(positive(x), x)
+tf.linalg.lstsq(positive(x), x, fast=False)
+tf.linalg.triangular_solve(tf.linalg.cholesky(positive(x)), x)
+tf.linalg.triangular_solve(tf.eye(4)[None], x)
+tf.linalg.banded_triangular_solve(2.0 + tf.abs(x[:, :2, :4]), y)
+tf.linalg.tridiagonal_matmul(x[:, :3, :4], y, "compact")
+tf.linalg.tridiagonal_solve(x[:, :3, :4] + [[0.0], [9.0], [0.0]], y, "compact")
+tf.linalg.sqrtm(positive(x))
+tf.abs(tf.linalg.logm(tf.cast(positive(x), tf.complex64)))
+tf.linalg.qr(x)[1]
+tf.linalg.diag(x)
+tf.linalg.diag(x[:, 0], k=2)
+tf.linalg.diag(x[:, :2], k=(0, 1))
+tf.linalg.diag(tf.transpose(x[:, :2], [1, 0, 2]))
+tf.linalg.diag_part(x)
+tf.linalg.diag_part(x, k=(-1, 1))
+tf.linalg.set_diag(x, y[:, :, 0])
+tf.linalg.set_diag(x, tf.ones([tf.shape(x)[0], 4]))
+gradient(tf.linalg.cholesky, positive(x))
+tf.linalg.lu(positive(x))[0]
+tf.linalg.lu(positive(x))[1]
+raw.CholeskyGrad(l=tf.linalg.cholesky(positive(x)), grad=x[..., :4])
+hashed(tf.strings.regex_replace(tf.strings.as_string(whole), tf.constant("1"), "2"))
+tf.strings.regex_full_match(tf.strings.as_string(whole), tf.constant("[1-5].*"))
+tf.strings.unicode_script(whole * 50)
 gradient(lambda t: tf.pad(t, PAD, "REFLECT"), x)
 tf.signal.frame(last(last(x)), 4, 2)
 tf.map_fn(lambda row: row * tf.reduce_sum(row), x)
@@ -490,6 +545,10 @@ gradient(lambda t: tf.einsum("nn->n", t), similarities(x))
 tf.gather(x, tf.cast(tf.cast(tf.range(tf.shape(x)[0]), tf.bool), tf.int32))
 tf.reshape(tf.squeeze(x[:, :1, :1]), [-1])
 tf.reduce_sum(tf.range(tf.shape(x)[0] ** 2))
+tf.linalg.diag_part(similarities(x))
+tf.linalg.set_diag(similarities(x), tf.zeros([tf.shape(x)[0]]))
+tf.linalg.diag(x[:, 0, 0])
+tf.linalg.diag(tf.transpose(x[:, :2, 0]), k=(0, 1))
 tf.size(tf.pad(index, [[0, 6 - tf.size(tf.linalg.svd(x[:, 0])[0])]]))
 tf.size(tf.pad(index, [[0, 6 - tf.shape(tf.linalg.qr(x[:, 0])[1])[0]]]))
 tf.size(tf.pad(index, [[0, 6 - tf.size(tf.linalg.diag_part(x[:, 0]))]]))
@@ -601,3 +660,22 @@ def round_of(text: str) -> Expression:
 def test_a_loop_over_rows_that_uses_other_rows_equals_one_process() -> None:
     lines = ROUNDS.split("\n")[1:-1]
     check_results({line: round_of(line) for line in lines}, ["x"])
+
+
+def list_with(*elements: Any) -> Any:
+    found = raw.EmptyTensorList(
+        element_shape=-1,
+        max_num_elements=-1,
+        element_dtype=tf.variant,
+    )
+    for element in elements:
+        found = raw.TensorListPushBack(input_handle=found, tensor=element)
+    return found
+
+
+def test_a_loop_that_puts_a_list_into_another_in_each_round_is_not_planned() -> None:
+    text = "tf.while_loop(lambda i, _: i < 3, lambda i, a: (i + 1, list_with(a)), (0, list_with()))"
+    length = f"raw.TensorListLength(input_handle={text}[1])"
+    traced = trace({length: expression_of(length)}, ["x"])
+    with pytest.raises(PlanError, match="another value in each round"):
+        plan_step(traced)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -52,6 +53,8 @@ def test_state_of_data_and_callbacks_is_restored_or_told() -> None:
         "tf_random_in_call",
         "optimizer_that_is_not_built",
         "generator_of_the_model_in_map",
+        "weight_in_map",
+        "metric_of_several_numbers",
         "--steps",
         "13",
         "16",  # the last one of an epoch
@@ -60,6 +63,7 @@ def test_state_of_data_and_callbacks_is_restored_or_told() -> None:
         "generator_of_the_model_in_map",
         "optimizer_that_is_not_built",
         "tf_random_in_call",
+        "weight_in_map",
     ):
         assert results.pop(name) == ["told", "told"]
     assert {outcome for outcomes in results.values() for outcome in outcomes} == {"equal"}, results
@@ -88,6 +92,7 @@ def test_no_program_is_silently_different() -> None:
         "optimizer_that_is_not_built",
         "random_generator_in_call",
         "tf_random_in_call",
+        "weight_in_map",
     }
 
 
@@ -214,3 +219,44 @@ def test_a_fit_that_failed_leaves_its_epoch_to_no_other_fit(tmp_path: Path) -> N
     for _ in range(2):
         fail(6)
     assert model.fit(CountedEpochs(), epochs=2, verbose=0).epoch == [0, 1]
+
+
+def test_metrics_that_have_changed_start_from_zero(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loss is that of the second of two steps."""
+    termination = sr.termination_config(None, signals=())
+    for average, others in (("micro", [BreaksOff(1)]), (None, [])):
+        metric = keras.metrics.F1Score(average, threshold=0.5)
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, use_bias=False)])
+        model.compile("sgd", "mse", metrics=[metric])
+        callback = sr.BackupAndResume(str(tmp_path), termination, save_every=1)
+        with contextlib.suppress(BrokenOffError):
+            history = model.fit(
+                np.zeros([2, 2]),
+                np.array([[1.0, 1.0], [2.0, 2.0]]),
+                batch_size=1,
+                shuffle=False,
+                verbose=0,
+                callbacks=[*others, callback],
+            )
+    assert history.history["loss"] == [4.0]
+    assert "the metrics of this epoch start from zero: the model now has different" in caplog.text
+
+
+def test_the_error_of_a_model_that_cannot_be_built_says_why(tmp_path: Path) -> None:
+    class Broken(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, rows: Any) -> Any:
+            return self.dense(rows, self.missing)
+
+    model = Broken()
+    model.compile("sgd", "mse")
+    with pytest.raises(
+        sr.ResumeError,
+        match=r"is not built, .*no attribute 'missing'.*: start it with keras\.Input",
+    ):
+        model.fit(CountedEpochs(), verbose=0, callbacks=[sr.BackupAndResume(str(tmp_path))])

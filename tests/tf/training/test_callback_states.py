@@ -108,8 +108,33 @@ def test_two_callbacks_get_the_content_of_their_object_back(
     assert look(again) == look(first)
 
 
+def test_a_list_of_an_object_stays_the_list_that_others_have() -> None:
+    first, again = (SimpleNamespace(best=Best()) for _ in range(2))
+    states = CallbackStates([first])
+    first.best.improve()
+    steps = again.best.steps
+    CallbackStates([again]).apply(states.collect())
+    assert steps == [3]
+
+
 def numbers() -> Any:
     return (number for number in range(3))
+
+
+def locked_counter() -> Any:
+    """Returns a function that holds a lock, and calls itself."""
+    count = 0
+    lock = threading.Lock()
+
+    def increase(again: bool = True) -> int:
+        nonlocal count
+        if again:
+            return increase(again=False)
+        with lock:
+            count += 1
+        return count
+
+    return increase
 
 
 def with_lock() -> Any:
@@ -123,6 +148,8 @@ LOSSES: Any = [
     (lambda: [Path("a")], lambda state: state.__setitem__(0, Path("b")), "list"),
     (counter, lambda state: state(), "function"),
     (counter, lambda state: None, ""),
+    (locked_counter, lambda state: state(), "function"),
+    (locked_counter, lambda state: None, ""),
     (with_lock, lambda state: state[1].improve(), ""),
 ]
 
@@ -148,9 +175,16 @@ def test_an_optimizer_with_other_variables_is_told(caplog: pytest.LogCaptureFixt
     assert "'state' of SimpleNamespace 1 cannot be restored (" in caplog.text
 
 
-@pytest.mark.parametrize("append", [True, False])
-def test_a_csv_logger_is_told_that_it_begins_its_file_anew(append: bool, tmp_path: Path) -> None:
-    logger = keras.callbacks.CSVLogger(str(tmp_path / "log"), append=append)
-    problems = [*CallbackStates([logger]).problems()]
-    anew = ["CSVLogger 1 begins its file anew at each start: pass append=True"]
-    assert problems == ([] if append else anew)
+@pytest.mark.parametrize("mode", ["a", "w", "x"])
+def test_a_file_that_is_opened_later_is_told_only_if_it_begins_anew(
+    mode: str, tmp_path: Path
+) -> None:
+    first = SimpleNamespace(writer=None, count=0)
+    states = CallbackStates([first])
+    with (tmp_path / "log").open(mode) as file:
+        first.writer = file
+        first.count = 1
+        problems = " ".join(states.problems())
+        assert [*states.collect()] == [("SimpleNamespace 1", "count")]
+    anew = f"SimpleNamespace 1 writes '{tmp_path}/log' from the beginning at each start"
+    assert problems[: len(anew)] == ("" if mode == "a" else anew)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,30 @@ def test_with_batches_of_another_size_it_resumes_at_the_last_whole_batch(
     assert len(story.seen[0]) == SAMPLES + 8
     assert sorted(story.seen[1]) == list(range(SAMPLES))
     assert [text for text in caplog.messages if "global batch" in text] == SAID
+
+
+def test_earlier_epochs_had_the_steps_of_the_former_size(tmp_path: Path) -> None:
+    """An iterator over all epochs, each of 32 samples: 4 batches of 8, then 8 of 4."""
+    story = Story()
+    for size, story.left in ((8, 6), (4, 99)):
+        data = tf.data.Dataset.from_tensor_slices((ROWS, ROWS)).batch(size)
+        with contextlib.suppress(BrokenOffError):
+            fit(
+                str(tmp_path),
+                story,
+                x=data,
+                shuffle=False,
+                steps_per_epoch=32 // size,
+            )
+    assert story.seen[0] + story.seen[1] == list(range(64))
+
+
+def test_a_loop_takes_data_that_does_not_know_its_batch_size(tmp_path: Path) -> None:
+    class Loader(list):  # type: ignore[type-arg]
+        _batch_size = None
+
+    loop = sr.ResumableLoop(str(tmp_path), **Story().options)
+    assert [*loop.batches(Loader([1, 2]))] == [1, 2]
 
 
 def test_it_resumes_before_a_whole_call_of_keras_with_several_steps(tmp_path: Path) -> None:

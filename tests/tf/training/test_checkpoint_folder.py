@@ -275,7 +275,8 @@ def test_a_damaged_checkpoint_is_left_and_the_one_before_is_used(
     if (name, damage) != (INDEX, Path.unlink):  # files without an index are no checkpoint
         (text,) = [text for text in caplog.messages if "cannot be read" in text]
         assert re.search(
-            rf"\({folder}/ckpt-4: .*; it is left as it is, and the one before it is used", text
+            rf"\({folder}/ckpt-4: .*; it is left as it is, and {folder}/ckpt-3 is used instead",
+            text,
         )
         # the next save gets a new number, and the next start resumes from it
         assert {path.name: path.read_bytes() for path in folder.glob("ckpt-4*")} == left
@@ -300,7 +301,9 @@ def test_checkpoints_are_found_without_the_file_that_lists_them(folder: Path, da
     assert train(folder) == END
 
 
-def test_if_none_can_be_read_the_error_says_what_is_wrong_with_each(folder: Path) -> None:
+def test_if_none_can_be_read_the_error_says_what_is_wrong_with_each(
+    folder: Path, caplog: Logged
+) -> None:
     flip(folder / DATA)
     cut(folder / "ckpt-3.index")
     with pytest.raises(
@@ -308,6 +311,15 @@ def test_if_none_can_be_read_the_error_says_what_is_wrong_with_each(folder: Path
         match=r"none of the checkpoints in .*/ckpt-4: .*hecksum.*; .*/ckpt-3: .*sstable",
     ):
         train(folder)
+    assert "is used instead" not in caplog.text
+
+
+def test_a_checkpoint_of_another_version_says_so(trainings: Trainings, monkeypatch: Patch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "pack", lambda value: b'{"epoch": 1}')
+        trainings.train(JOB, 1)
+    with pytest.raises(ResumeError, match=r"ckpt-1: .*saved by another version of slurm_resolver"):
+        trainings.train(JOB, 1)
 
 
 def open_folder(folder: Path, checkpoint: Any, **of_ranks: Any) -> CheckpointFolder:
@@ -327,29 +339,35 @@ def test_what_one_rank_cannot_read_no_rank_uses(folder: Path, caplog: Logged) ->
     others = iter([["", [4, 3]], "its disk is broken", ""])
 
     def compare(purpose: str, value: Any) -> Fields:
-        return {"worker 0": value, "worker 1": next(others)}
+        other = next(others)
+        return {"worker 0": value, "worker 1": other, "worker 2": other}
 
     assert (
         open_folder(folder, tf.train.Checkpoint(), compare=compare).restore_newest()
         == f"{folder}/ckpt-3"
     )
-    assert f"({folder}/ckpt-4: its disk is broken, as seen by worker 1)" in caplog.text
+    assert f"({folder}/ckpt-4: its disk is broken, as seen by worker 1, worker 2)" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("of_leader", "of_other", "error"),
-    [
-        (["it is full", []], ["", [4]], "it is full"),
-        (["", []], ["", [4]], "the leader finds no checkpoint in .*: all nodes must share the"),
-    ],
-)
-def test_what_is_wrong_with_the_folder_all_ranks_raise(
-    tmp_path: Path, of_leader: Any, of_other: Any, error: str
-) -> None:
-    values = {"worker 0": of_leader, "worker 1": of_other}
+def test_what_is_wrong_with_the_folder_all_ranks_raise(tmp_path: Path) -> None:
+    values = {"worker 0": ["it is full", []], "worker 1": ["", [4]]}
     checkpoint = tf.train.Checkpoint()
     folder = open_folder(tmp_path, checkpoint, compare=lambda purpose, value: values)
-    with pytest.raises(ResumeError, match=error):
+    with pytest.raises(ResumeError, match="it is full"):
+        folder.restore_newest()
+
+
+def test_a_checkpoint_that_only_another_rank_finds_is_an_error(tmp_path: Path) -> None:
+    others = iter([["", [4]], ""])
+
+    def compare(purpose: str, value: Any) -> Fields:
+        return {"worker 0": value, "worker 1": next(others)}
+
+    folder = open_folder(tmp_path, tf.train.Checkpoint(), compare=compare)
+    with pytest.raises(
+        ResumeError,
+        match=r"ckpt-4: .*, as seen by worker 0.* all nodes must share the folder",
+    ):
         folder.restore_newest()
 
 

@@ -22,6 +22,12 @@ def branches(row: Any) -> Any:
     return tf.switch_case(index, [lambda: 1.0, lambda: tf.random.uniform(())])
 
 
+def shuffled(row: Any) -> Any:
+    """The seeds are a constant, 0, and what an operation computes."""
+    tf.random.set_seed(0)  # of this function
+    return ROWS.shuffle(9, seed=2)
+
+
 # A dataset, whether to draw again, and how the reason begins why another run reads other data.
 DATASETS: Any = [
     (ROWS.map(lambda row: row + 1).batch(3), False, ""),
@@ -43,6 +49,7 @@ DATASETS: Any = [
     (ROWS.map(branches), False, "RandomUniform in the data has no seed"),
     (ROWS.flat_map(lambda row: ROWS.shuffle(9)), False, "ShuffleDatasetV3 in the data has no seed"),
     (ROWS.flat_map(lambda row: ROWS.shuffle(9, seed=1)), False, ""),
+    (ROWS.flat_map(shuffled), False, ""),
     (
         ROWS.map(draw, num_parallel_calls=2),
         False,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import pickle
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from slurm_resolver.tf.training.fit_state import pack, unpack
 
@@ -25,6 +27,8 @@ PLAIN: list[Any] = [
     np.arange(3, dtype=">i8")[1],
     b"a",
     np.array(["a"]),
+    np.ones([2], tf.bfloat16.as_numpy_dtype),
+    tf.bfloat16.as_numpy_dtype(0.5),
 ]
 
 
@@ -42,3 +46,10 @@ MASKED: Any = np.ma.masked_array([1.0, 2.0], [False, True])
 def test_no_other_value_is_packed(value: Any) -> None:
     with pytest.raises(pickle.UnpicklingError, match="is no plain value"):
         pack(value)
+
+
+def test_no_module_is_imported_to_look_for_a_class() -> None:
+    program = "numpy.f2py.__main__"
+    with pytest.raises(pickle.UnpicklingError, match="main is no plain value"):
+        unpack(f"c{program}\nmain\n.".encode())
+    assert program not in sys.modules

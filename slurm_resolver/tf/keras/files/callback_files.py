@@ -146,7 +146,9 @@ class CallbackFiles:
         places = args.copy()
         for number, (kind, path) in enumerate(zip(kinds, args)):
             if kind == "m":
-                mode, *_ = *args[number + 1 :], kwargs.get("flags", kwargs.get("mode", "r"))
+                mode = kwargs.get("flags", kwargs.get("mode", "r"))
+                if number + 1 < len(args):
+                    mode = args[number + 1]
                 writes = mode & _WRITING if isinstance(mode, int) else set(mode) & set("wax+")
                 kind = "w" if writes else "r"
             if kind != "-":

@@ -70,7 +70,7 @@ def one_writer(callbacks: Sequence[object], workers: Workers) -> Iterator[None]:
             for kind, attribute in _WRITERS.items()
             if isinstance(callback, getattr(keras.callbacks, kind, ()))
         ]
-    own = [os.path.abspath(getattr(*writer)) for writer in writers]
+    own = [os.path.abspath(getattr(callback, attribute)) for callback, attribute in writers]
     paths = workers.exchange("begins to write files", own)
     earlier = set(itertools.chain(*paths[: workers.index]))
     with contextlib.ExitStack() as undo:
