@@ -9,10 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions
-from slurm_resolver.cluster.ports import Ports
-from slurm_resolver.cluster.roles import Roles
 from slurm_resolver.errors import AddressError
 from slurm_resolver.slurm.hostlist import compress_hostlist
 from slurm_resolver.slurm.step_variables import SlurmStep
@@ -23,7 +20,6 @@ JobAddresses = dict[str, list[str]]  # the addresses of each job by index
 
 _SLURMS = "--node-address slurm, or node_address='slurm' in the program"
 # What to do about an address that does not answer.
-FIREWALL = "; if a firewall between the nodes blocks the port, open it"
 NODE_ADDRESS = f"; if Slurm has another address (scontrol show node), set {_SLURMS}"
 
 
@@ -51,7 +47,7 @@ def find_hosts(step: SlurmStep, nodes: Nodes, num_tasks: int, options: ClusterOp
     node_address = options.node_address
     if node_address == "slurm" and not step.simulated:  # whose node is this machine
         # All tasks spread their questions over up to ten seconds.
-        delay = min(10.0, num_tasks / 100) * (step.rank or 0) / num_tasks
+        delay = min(10 / num_tasks, 0.01) * (step.rank or 0)
         node_address = _ask_slurm(compress_hostlist(sorted(nodes)), delay)
     if node_address is None and step.is_live and num_tasks > 1 and options.layout != "environment":
         # A node may resolve its own name only.
@@ -68,15 +64,13 @@ def find_hosts(step: SlurmStep, nodes: Nodes, num_tasks: int, options: ClusterOp
             ) from error
     if node_address is None or node_address == "slurm":
         return dict(zip(nodes, nodes))
+    if isinstance(node_address, str):
+        node_address = {node: node + node_address for node in nodes}
+    find = node_address if callable(node_address) else node_address.get
     hosts: dict[str, str] = {}
     taken: set[str] = set()
     for node in nodes:
-        if isinstance(node_address, str):
-            host: str | None = node + node_address
-        elif callable(node_address):
-            host = node_address(node)
-        else:
-            host = node_address.get(node)
+        host = find(node)
         if not isinstance(host, str) or not re.fullmatch(r"[^\s,/]+", host) or host in taken:
             raise AddressError(
                 f"node_address gives {host!r} for node {node}; expected the host to connect to, "
@@ -100,18 +94,6 @@ def _ask_slurm(nodes: str, delay: float) -> Hosts:
             f"node_address='slurm': Slurm did not give the addresses of {nodes}: {error}. Pass a "
             "function or mapping from node names to hosts instead."
         ) from error
-
-
-def make_addresses(layout: Layout, roles: Roles, hosts: Hosts, ports: Ports) -> JobAddresses:
-    """Returns the addresses of each job by index."""
-    host_of = list(map(hosts.__getitem__, layout.nodes))
-    port_of = [f":{port}" for port in ports.by_local_rank]
-    node_of = layout.node_of
-    local_rank_of = layout.local_rank_of
-    return {
-        job: [host_of[node_of[rank]] + port_of[local_rank_of[rank]] for rank in ranks]
-        for job, ranks in roles.items()
-    }
 
 
 def identity_of(step: SlurmStep) -> str:

@@ -37,7 +37,6 @@ class Cluster:
         roles: the ranks of each job, ``roles[job][index]``.
         ports: the ports of the step's tasks.
         hosts: by node, the host to connect to.
-        addresses: the addresses of each job, ``addresses[job][index]``.
         service: the address of the step's coordination service; None for an empty cluster.
         gpu_decision: the GPUs of this task, and the reason.
         options: the arguments of `resolve`; ignored when clusters are compared.
@@ -48,7 +47,6 @@ class Cluster:
     roles: Roles = field(default_factory=dict)
     ports: Ports = Ports()
     hosts: Hosts = field(default_factory=dict)
-    addresses: JobAddresses = field(default_factory=dict)
     service: ServiceAddress | None = None
     gpu_decision: TaskGpus = TaskGpus()  # noqa: RUF009 (it cannot be changed)
     options: ClusterOptions = field(default=ClusterOptions(), compare=False)
@@ -77,6 +75,18 @@ class Cluster:
             if self.step.rank in ranks:
                 return self._task(job, ranks.index(self.step.rank))
         return None
+
+    @functools.cached_property
+    def addresses(self) -> JobAddresses:
+        """The addresses of each job, ``addresses[job][index]``."""
+        host_of = list(map(self.hosts.__getitem__, self.layout.nodes))
+        port_of = [f":{port}" for port in self.ports.by_local_rank]
+        node_of = self.layout.node_of
+        local_rank_of = self.layout.local_rank_of
+        return {
+            job: [host_of[node_of[rank]] + port_of[local_rank_of[rank]] for rank in ranks]
+            for job, ranks in self.roles.items()
+        }
 
     def _task(self, job: str, index: int) -> Task:
         rank = self.roles[job][index]
@@ -158,8 +168,11 @@ class Cluster:
             "gpu": task.local_rank % len(self.gpu_decision.visible_before or self.tasks),
             "gpus": ",".join(numbered(self.gpus or ())),
         }
-        texts = {name: text.format(**values) for name, text in TEMPLATES[contract].items()}
-        return {name: text for name, text in texts.items() if text}
+        return {
+            name: value
+            for name, text in TEMPLATES[contract].items()
+            if (value := text.format(**values))
+        }
 
     def placeholders(self) -> dict[str, str]:
         """Returns the value of each {name} in a program's arguments and variables.

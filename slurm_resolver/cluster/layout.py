@@ -25,13 +25,6 @@ _HET_IN_PLAIN = (
     "this is a heterogeneous step (srun … : …) inside a plain allocation, which no variable shows: "
     "allocate the components with `salloc … : …` or `sbatch`"
 )
-# What may have made a task's place differ from the layout, and what to do.
-_ADVICE = (
-    f"{RESTART_HINT} Or {_HET_IN_PLAIN}. Or a component got its own --distribution from srun, "
-    "which no variable shows: give it to salloc or sbatch as well (salloc -N2 -m cyclic : …). Or "
-    "correct tasks_per_node."
-)
-
 
 ByRank = Sequence[int]  # a number for each rank
 Counts = Sequence[int]  # the number of tasks on each node
@@ -169,7 +162,9 @@ def verify_layout(layout: Layout, step: SlurmStep) -> None:
                 f"rank {rank} of job step {step.name} has {name}={value!s:.100}, but "
                 f"{layout.distribution} distribution over {short_hostlist(layout.nodes)} "
                 f"({layout.source}) gives it {computed!s:.100}: where the ranks run cannot be "
-                f"known. {_ADVICE}"
+                f"known. {RESTART_HINT} Or {_HET_IN_PLAIN}. Or a component got its own "
+                "--distribution from srun, which no variable shows: give it to salloc or sbatch as "
+                "well (salloc -N2 -m cyclic : …). Or correct tasks_per_node."
             )
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 
 from slurm_resolver.cluster.addresses import (
-    FIREWALL,
     NODE_ADDRESS,
     JobAddresses,
     find_hosts,
     identity_of,
-    make_addresses,
 )
 from slurm_resolver.cluster.alone import advise_on_lonely_step, why_alone
 from slurm_resolver.cluster.cluster import Cluster
@@ -80,11 +77,8 @@ def resolve(
         JobsError, AddressError: for arguments that do not fit the step.
         GpuError: for GPU variables that are not a list of devices, or show more than was granted.
     """
-    step = SlurmStep.read(environ)
-    if environ is not None and environ is not os.environ:
-        step = step.replace(task_pid=None)  # this process is not the task
     return resolve_step(
-        step,
+        SlurmStep.read(environ),
         ClusterOptions(
             jobs=jobs,
             port_base=port_base,
@@ -146,8 +140,9 @@ def resolve_step(step: SlurmStep, options: ClusterOptions) -> Cluster:
     hosts = find_hosts(step, nodes, num_tasks, options)
     remedy = ""
     if not step.simulated:
-        # The addresses may be Slurm's already.
-        remedy = FIREWALL + (NODE_ADDRESS if options.node_address != "slurm" else "")
+        remedy = "; if a firewall between the nodes blocks the port, open it"
+        if options.node_address != "slurm":  # else the address is Slurm's already
+            remedy += NODE_ADDRESS
     # Slurm's variables decide which task has the service, as tasks that disagree on the layout have
     # to find each other too. Whether it is this one is known for sure with the layout.
     service = ServiceAddress(
@@ -163,15 +158,15 @@ def resolve_step(step: SlurmStep, options: ClusterOptions) -> Cluster:
     )
     layout = _find_layout(step, options, service)
     roles = assign_roles(layout, jobs, options)
-    place = (layout.nodes[layout.node_of[service.rank]], layout.local_rank_of[service.rank])
+    # The lowest rank on the service's node has the service.
+    host_rank = layout.node_of.index(layout.nodes.index(service.node))
     return Cluster(
         step=step,
         layout=layout,
         roles=roles,
         ports=ports,
         hosts=hosts,
-        service=service._replace(hosts_service=place == (service.node, 0)),
-        addresses=make_addresses(layout, roles, hosts, ports),
+        service=service._replace(hosts_service=service.rank == host_rank),
         gpu_decision=choose_gpus(step, layout, roles, options),
         options=options,
     )

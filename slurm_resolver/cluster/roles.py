@@ -17,10 +17,6 @@ from slurm_resolver.wording import counted
 Roles = Mapping[str, Ranks]  # ``roles[job][index]`` is a rank; no job is without ranks
 
 
-# With any other name TensorFlow's server aborts (tensorflow/core/util, IsJobName).
-_NAME = re.compile("[A-Za-z][A-Za-z0-9_]*")
-
-
 def job_counts(jobs: JobCounts | None, num_tasks: int) -> JobCounts:
     """Returns the number of tasks of each job that has any, with -1 replaced by the rest.
 
@@ -43,7 +39,8 @@ def job_counts(jobs: JobCounts | None, num_tasks: int) -> JobCounts:
         f"{name!r} would have {count!r}"
         for name, count in counts.items()
         if whole_number(count) is None  # also a second -1
-        or not (isinstance(name, str) and _NAME.fullmatch(name))
+        # With any other name TensorFlow's server aborts (tensorflow/core/util, IsJobName).
+        or not (isinstance(name, str) and re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name))
         or (name in ("chief", "evaluator") and count > 1)
     ]
     if not wrong and sum(counts.values()) == num_tasks:
@@ -81,7 +78,6 @@ def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> 
     jobs = {**dict.fromkeys(groups, 0), **counts}
     for job in sorted(jobs, key=lambda job: (job not in groups, job not in first, job)):
         count = jobs[job]
-        chief = roles.get("chief", ())
         candidates = free
         if job in groups:
             nodes_of = {component.group: {*component.nodes} for component in layout.components}
@@ -98,13 +94,13 @@ def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> 
             continue
         if spreads and job == "ps":
             # In every round each node gives its lowest free rank, the chief's node last.
-            chiefs = {layout.node_of[rank] for rank in chief}
+            chiefs = {layout.node_of[rank] for rank in roles.get("chief", ())}
             rounds: dict[int, Iterator[int]] = defaultdict(itertools.count)
-            places = []
-            for rank in candidates:
-                node = layout.node_of[rank]
-                places.append((next(rounds[node]), node in chiefs, rank))
-            candidates = [rank for _, _, rank in sorted(places)]
+            places = sorted(
+                (next(rounds[layout.node_of[rank]]), layout.node_of[rank] in chiefs, rank)
+                for rank in candidates
+            )
+            candidates = [rank for _, _, rank in places]
         if candidates is free:
             roles[job] = free[:count]
             free = free[count:]

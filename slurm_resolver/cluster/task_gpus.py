@@ -7,7 +7,7 @@ measured on live clusters.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import NamedTuple
 
 from slurm_resolver.cluster.layout import Layout
@@ -51,28 +51,23 @@ class TaskGpus(NamedTuple):
 def choose_gpus(step: SlurmStep, layout: Layout, roles: Roles, options: ClusterOptions) -> TaskGpus:
     """Returns the GPUs of this task.
 
+    By default a ParameterServerStrategy's parameter servers and coordinator (the chief) use none.
+    If the caller gave numbers of GPUs, all jobs use GPUs as in TensorFlow's own resolver.
+
     Raises:
         GpuError: for a value that is not a list of devices, more devices than Slurm granted, or
             counts that do not fit.
     """
     rank = step.require(SlurmStep.rank)
-    without = ranks_of(roles, jobs_without_gpus(roles, options))  # in a large step these are few
+    jobs_without: set[str] = set()
+    if options.gpu_jobs is not None:
+        jobs_without = {*roles} - {*options.gpu_jobs}
+    elif "ps" in roles and not options.gives_gpu_counts:
+        jobs_without = {"ps", "chief"}
+    without = ranks_of(roles, jobs_without)  # in a large step these are few
     on_node = layout.ranks_on(layout.node_of[rank])
     users = [local_rank for local_rank, other in enumerate(on_node) if other not in without]
     return gpus_on_node(step, layout.local_rank_of[rank], users, options)
-
-
-def jobs_without_gpus(roles: Collection[str], options: ClusterOptions) -> set[str]:
-    """Returns which of the cluster's jobs use no GPU.
-
-    By default they are a ParameterServerStrategy's parameter servers and coordinator (the chief).
-    If the caller gave numbers of GPUs, all jobs use GPUs as in TensorFlow's own resolver.
-    """
-    if options.gpu_jobs is not None:
-        return {*roles} - {*options.gpu_jobs}
-    if "ps" in roles and not options.gives_gpu_counts:
-        return {"ps", "chief"}
-    return set()
 
 
 def gpus_on_node(
@@ -162,10 +157,9 @@ def _choose(
     if is_inherited and step.job_gpus and visible.shown:
         return TaskGpus((), f"{visible.name} is the batch script's, and there are none here")
     binding = step.gpu_binding
+    is_bound = binding != "none"
     if binding in (None, "", "closest"):
         is_bound = len(shown) < (granted or 0)
-    else:
-        is_bound = binding != "none"
     source = visible.name if visible.shown else "the driver's GPUs"
     if options.gives_gpu_counts:
         gpus = _by_given_counts(step, visible, position, tasks, options)

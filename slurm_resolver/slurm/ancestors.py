@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 # mpirun and its daemons. proc(5): the names of processes are cut after 15 bytes.
@@ -16,11 +17,6 @@ _LAUNCHERS = re.compile(
     r"orterun|prterun|(mpirun|mpiexec)(\.(openmpi|mpich|hydra))?"
     r"|orted|prted|hydra_pmi_proxy|hydra_bstrap_pr|pmi_proxy|mpispawn"
 )
-# slurmstepd's command line is "slurmstepd: [42.0]" or "[42.batch]", and "[42.0+1]" for a component
-# in Slurm 22.05.
-_TITLE = re.compile(r"slurmstepd: \[([^\].]+)\.(\w+)[^\]]*\]")
-# A cgroup of a task, such as "/system.slice/slurmstepd.scope/job_42/step_0/user/task_0".
-_CGROUP = re.compile(r"/job_(\d+)/step_(\w+)")
 
 
 class Ancestors(NamedTuple):
@@ -57,18 +53,22 @@ def find_ancestors(task_pid: str | None) -> Ancestors:
     complete = False
     pid = this_pid = os.getpid()
     for _ in range(64):  # a chain that changes meanwhile may not end
-        name, parent = _name_and_parent(pid)
+        fields = dict(re.findall(r"^(Name|PPid):\t(.*)$", read_proc(f"/proc/{pid}/status"), re.M))
+        name = fields.get("Name", "")
         if not complete and not launcher and _LAUNCHERS.fullmatch(name):
             launcher = name
         complete |= str(pid) == task_pid
-        if name == "slurmstepd" or parent < 1:
+        is_known = name == "slurmstepd"
+        if is_known or fields.get("PPid", "0") == "0":
             break
-        pid = parent
-    is_known = name == "slurmstepd"
+        pid = int(fields["PPid"])
     if is_known:
-        step = _TITLE.match(read_proc(f"/proc/{pid}/cmdline"))
+        # "slurmstepd: [42.0]" or "[42.batch]", and "[42.0+1]" for a component in Slurm 22.05
+        title = read_proc(f"/proc/{pid}/cmdline")
+        step = re.match(r"slurmstepd: \[([^\].]+)\.(\w+)[^\]]*\]", title)
     else:
-        step = _CGROUP.search(read_proc("/proc/self/cgroup"))
+        # A task's cgroup is such as "/system.slice/slurmstepd.scope/job_42/step_0/user/task_0".
+        step = re.search(r"/job_(\d+)/step_(\w+)", read_proc("/proc/self/cgroup"))
     return Ancestors(
         launcher=launcher,
         complete=is_known or complete,
@@ -89,15 +89,9 @@ def is_component(node: str | None, step: str) -> bool:
     return f"/{node}_{step}." in read_proc("/proc/net/unix")
 
 
-def _name_and_parent(pid: int) -> tuple[str, int]:
-    fields = dict(re.findall(r"^(Name|PPid):\t(.*)$", read_proc(f"/proc/{pid}/status"), re.M))
-    return fields.get("Name", ""), int(fields.get("PPid", 0))
-
-
 def read_proc(path: str) -> str:
     """Returns the text of a file of /proc; "" if it cannot be read."""
     try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read().decode(errors="replace")
+        return Path(path).read_text(errors="replace")
     except OSError:  # not Linux, or a process of another user
         return ""

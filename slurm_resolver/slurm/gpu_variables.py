@@ -12,28 +12,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurm_resolver.errors import GpuError
-from slurm_resolver.slurm.step_variables import SlurmStep
+from slurm_resolver.slurm.step_variables import VARIABLES, SlurmStep
 from slurm_resolver.slurm.variable_types import Exports
 
 Devices = tuple[str, ...]
 
-CUDA = SlurmStep.cuda_devices.name
-_ROCR = SlurmStep.rocr_devices.name
-_ORDINAL = SlurmStep.ordinal_devices.name
+CUDA = "CUDA_VISIBLE_DEVICES"
+_ROCR = "ROCR_VISIBLE_DEVICES"
+_ORDINAL = "GPU_DEVICE_ORDINAL"
 # The variables that Slurm sets, all to the same value.
 SET_BY_SLURM = (CUDA, _ROCR, _ORDINAL)
 # The first of these that is set shows the process its devices.
-_VARIABLES = (
-    SlurmStep.cuda_devices,
-    SlurmStep.rocr_devices,
-    SlurmStep.hip_devices,
-    SlurmStep.ordinal_devices,
-)
-GPU_VARIABLES = tuple(variable.name for variable in _VARIABLES)
+GPU_VARIABLES = (CUDA, _ROCR, "HIP_VISIBLE_DEVICES", _ORDINAL)
 _AMD_DRIVER = Path("/dev/kfd")
-
-# An index, or a UUID, which may be shortened.
-_DEVICE = re.compile(r"[0-9]{1,5}|(GPU|MIG)-[0-9A-Za-z/-]+")
 
 
 class VisibleDevices(NamedTuple):
@@ -83,19 +74,16 @@ def read_visible_devices(step: SlurmStep) -> VisibleDevices:
             GPUs, if a variable shows others than those of ROCR_VISIBLE_DEVICES.
     """
     shown = {}
-    for variable in _VARIABLES:
-        text = getattr(step, variable.field)
+    for name in GPU_VARIABLES:
+        text = getattr(step, VARIABLES[name].field)
         if text is not None:
-            shown[variable.name] = _parse(variable.name, text)
-    name = next(iter(shown), CUDA)
-    if _ROCR not in shown:
-        return VisibleDevices(name, shown.get(name), shown)
-    if not _AMD_DRIVER.exists():
-        if shown.keys() == {_ROCR, _ORDINAL}:
-            # Slurm sets these two only beside CUDA's: something has unset that one.
-            return VisibleDevices()
-        if name == CUDA:
-            return VisibleDevices(name, shown[name], shown)
+            shown[name] = _parse(name, text)
+    if shown.keys() == {_ROCR, _ORDINAL} and not _AMD_DRIVER.exists():
+        # Slurm sets these two only beside CUDA's: something has unset that one.
+        return VisibleDevices()
+    if _ROCR not in shown or (CUDA in shown and not _AMD_DRIVER.exists()):
+        first = next(iter(shown), CUDA)
+        return VisibleDevices(first, shown.get(first), shown)
     devices = shown[_ROCR]
     for name, others in shown.items():
         if others not in (devices, numbered(devices), ()):
@@ -110,7 +98,8 @@ def _parse(name: str, text: str) -> Devices:
     """Reads a list of devices, which ends at the first entry that hides devices (-1)."""
     devices: list[str] = []
     for device in map(str.strip, text.split(",") if text.strip() else ()):
-        if not _DEVICE.fullmatch(device) or device in devices:
+        # An index, or a UUID, which may be shortened.
+        if not re.fullmatch("[0-9]{1,5}|(GPU|MIG)-[0-9A-Za-z/-]+", device) or device in devices:
             if re.fullmatch("-[0-9]+|NoDevFiles", device):
                 break
             raise GpuError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from slurm_resolver.errors import HostlistError, shorten_value
 
@@ -110,9 +110,8 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
     return counts
 
 
-def _parse_ranges(text: str, hostlist: str) -> list[tuple[range, int]]:
-    """Reads what stands in a bracket: ``1,3-5``. `hostlist` is for messages."""
-    ranges = []
+def _parse_ranges(text: str, hostlist: str) -> Iterator[tuple[range, int]]:
+    """Yields the numbers of a bracket, ``1,3-5``, and their digits. `hostlist` is for messages."""
     for item in text.split(","):
         match = _RANGE.fullmatch(item)
         numbers = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
@@ -123,8 +122,7 @@ def _parse_ranges(text: str, hostlist: str) -> list[tuple[range, int]]:
                 hostlist,
                 f"[{text}]",
             )
-        ranges.append((numbers, len(match[1])))
-    return ranges
+        yield numbers, len(match[1])
 
 
 def compress_hostlist(hosts: Iterable[str]) -> str:

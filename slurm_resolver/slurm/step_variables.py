@@ -180,8 +180,10 @@ class SlurmStep:
             step = step.replace(
                 components=tuple(_component(environ, group) for group in range(step.het_size))
             )
+        if environ is not os.environ:
+            return step.replace(task_pid=None)  # this process is not the task
         # Without SLURM_TASK_PID the variables of a step were copied from another process.
-        if environ is not os.environ or (step.where == "step" and not step.is_live):
+        if step.where == "step" and not step.is_live:
             return step
         # This process is the task itself.
         origin = find_ancestors(step.task_pid)

@@ -30,8 +30,8 @@ def parse_time(text: str) -> int | None:
     parts = [int(part or 0) for part in clock.split(":")]
     if not dash and len(parts) < 3:
         parts.insert(0, 0)  # no hours
-    seconds = sum(map(operator.mul, parts, (3600, 60, 1)))  # the last parts may be left out
-    return int(days or 0) * 86_400 + seconds or None
+    # The last parts may be left out.
+    return sum(map(operator.mul, [int(days or 0), *parts], (86_400, 3600, 60, 1))) or None
 
 
 def parse_signal(text: str) -> LimitSignal:
@@ -49,4 +49,4 @@ def parse_signal(text: str) -> LimitSignal:
             f"--signal {text!r}: expected SIGNAL[@SECONDS] with the name or number of a signal, "
             "such as USR1@120"
         )
-    return number, int(seconds) if at else 60
+    return number, int(seconds or 60)

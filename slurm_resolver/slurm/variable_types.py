@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Callable, Generic, TypeVar, overload
+from typing import Any, Callable, Generic, TypeVar, overload
 
 from slurm_resolver.errors import UnreadableValueError, shorten_value
 from slurm_resolver.slurm.hostlist import expand_hostlist
@@ -16,12 +16,6 @@ Environ = Mapping[str, str]
 Exports = dict[str, str]  # the variables to set for a program, by name
 Nodes = Sequence[str]  # the names of a step's nodes
 Value = TypeVar("Value")
-
-_REMEDY = (
-    "Look for a script that exports it, or unset it, and start again with srun: Slurm and this "
-    "package set their own variables."
-)
-_GPU_BINDING = re.compile(r"gpu:(?:verbose,)?(none|closest|per_task|map|mask|single:1\b|single)")
 
 
 @dataclass(eq=False)
@@ -51,7 +45,7 @@ class Variable(Generic[Value]):
     def __get__(self, step: None, owner: type) -> Variable[Value]: ...
     @overload
     def __get__(self, step: object, owner: type) -> Value | None: ...
-    def __get__(self, step: object | None, owner: type) -> Variable[Value] | Value | None:
+    def __get__(self, step: Any, owner: type) -> Any:
         # Python calls this only where the step itself has no value for the field.
         return self if step is None else None
 
@@ -74,7 +68,8 @@ class Variable(Generic[Value]):
             reason = f" ({error})"
         raise UnreadableValueError(
             f"{name or self.name}={shorten_value(text)!r}: expected {self.expected}{reason}. "
-            f"{_REMEDY}"
+            "Look for a script that exports it, or unset it, and start again with srun: Slurm and "
+            "this package set their own variables."
         )
 
 
@@ -106,7 +101,7 @@ def parse_ports(text: str) -> tuple[int, ...] | None:
     if not re.fullmatch("[0-9,-]+", text):
         return None
     ports = tuple(dict.fromkeys(map(int, expand_hostlist(f"[{text}]"))))
-    return ports if min(ports) >= 1 and max(ports) <= LAST_PORT else None
+    return ports if 1 <= min(ports) <= max(ports) <= LAST_PORT else None
 
 
 def parse_distribution(text: str) -> str | None:
@@ -122,7 +117,10 @@ def parse_gpu_binding(text: str) -> str:
 
     "single:1" gives each task a GPU of its own; "single" is one GPU for several tasks.
     """
-    found = _GPU_BINDING.search(text)
+    found = re.search(
+        r"gpu:(?:verbose,)?(none|closest|per_task|map|mask|single:1\b|single)",
+        text,
+    )
     return found[1] if found else ""
 
 

@@ -12,8 +12,9 @@ import pytest
 from captured import Logged, Patch
 from hypothesis import given
 from hypothesis import strategies as st
-from kinds import Fields, Strings, Texts
+from kinds import Counts, Fields, Strings, Texts
 from recorded_steps import Recording, recordings
+from task_variables import TASK
 
 import slurm_resolver as sr
 from slurm_resolver.cluster import task_gpus
@@ -22,7 +23,6 @@ from slurm_resolver.cluster.task_gpus import (
     TaskGpus,
     apply_gpus,
     gpus_on_node,
-    jobs_without_gpus,
 )
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 from slurm_resolver.slurm.step_variables import SlurmStep
@@ -409,14 +409,18 @@ def test_the_driver_is_asked_through_its_library(
 @pytest.mark.parametrize(
     ("jobs", "gpu_jobs", "without"),
     [
-        (["chief", "worker"], None, set()),
-        (["chief", "worker", "ps"], None, {"ps", "chief"}),
-        (["worker"], [], {"worker"}),
-        (["worker", "ps"], ["evaluator", "worker"], {"ps"}),  # evaluator has no task
+        ({"chief": 1, "worker": 3}, None, set()),
+        ({"chief": 1, "worker": 2, "ps": 1}, None, {"ps", "chief"}),
+        ({"worker": 4}, [], {"worker"}),
+        ({"worker": 3, "ps": 1}, ["evaluator", "worker"], {"ps"}),  # evaluator has no task
     ],
 )
-def test_which_jobs_use_no_gpu(jobs: Strings, gpu_jobs: Any, without: Any) -> None:
-    assert jobs_without_gpus(jobs, ClusterOptions(gpu_jobs=gpu_jobs)) == without
+def test_which_jobs_use_no_gpu(jobs: Counts, gpu_jobs: Any, without: Any) -> None:
+    clusters = [
+        sr.resolve(jobs, gpu_jobs=gpu_jobs, environ={**TASK, "SLURM_PROCID": str(rank)})
+        for rank in range(4)
+    ]
+    assert {c.task.job for c in clusters if c.task and c.gpus == ()} == without
 
 
 WITH_GPUS = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from unittest import mock
 
 import pytest
 from captured import Patch
@@ -13,10 +13,10 @@ from recorded_steps import Recording, recordings, unknowable
 from task_variables import ALONE
 
 import slurm_resolver as sr
+from slurm_resolver.cluster import layout_exchange
 from slurm_resolver.cluster.layout import (
     Layout,
     layout_from_environment,
-    set_tasks_per_node,
     verify_layout,
 )
 from slurm_resolver.cluster.options import ClusterOptions
@@ -168,32 +168,16 @@ def test_what_a_task_reports_of_its_place(
     place: Texts, error: str | None, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("SLURM_RESOLVER_LAYOUT", "")
-    environ = {
-        **ALONE,
-        **place,
-        "SLURM_STEP_NODELIST": "localhost",
-        "SLURMD_NODENAME": "localhost",
-    }
+    service = mock.Mock()
+    service.return_value.gather.return_value = {0: ("n9", None)}
+    monkeypatch.setattr(layout_exchange, "connect", service)
+    environ = {**ALONE, **place, "SLURMD_NODENAME": "n9"}
     if error is None:
         assert sr.resolve(layout="rendezvous", environ=environ).layout.source == "rendezvous"
         return
     with pytest.raises(EnvironmentValueError, match=error):
         sr.resolve(layout="rendezvous", environ=environ)
-
-
-@pytest.mark.parametrize(
-    "tasks_per_node",
-    [
-        "2",
-        2.0,
-        {},
-        {"n9": "2", "n10": 2},
-    ],
-)
-def test_tasks_per_node_that_are_no_counts(tasks_per_node: Any) -> None:
-    step = SlurmStep.read(TASK)
-    with pytest.raises(LayoutError, match=r"tasks_per_node=.*: expected a whole number"):
-        set_tasks_per_node(step, tasks_per_node)
+    assert not service.called  # the service would wait for this task
 
 
 def test_tasks_per_node_may_name_the_nodes() -> None:

@@ -223,7 +223,10 @@ def test_a_bad_variable_is_a_value_error_and_a_runtime_error(
     [
         (0, "tasks_per_node has . counts and 0 tasks, .* 1 or more"),
         (2, "has 3 nodes .* tasks_per_node has 3 counts and 6 tasks, .*NUM_TASKS=3"),
-        ({}, "tasks_per_node={}: expected a whole number of tasks"),
+        *(
+            (value, f"tasks_per_node={value!r}: expected a whole number of tasks")
+            for value in ({}, "2", {"t02n13": "2"})
+        ),
     ],
 )
 def test_tasks_per_node_that_makes_no_sense(slurm: Any, tasks_per_node: Any, message: str) -> None:
