@@ -1,6 +1,6 @@
 """Trains Keras 3 models with BackupAndRestore, whose training is broken off in the third epoch.
 
-Each worker writes its results as JSON to TASK_OUTPUT/<kind>-<index>. The kind is the argument. With
+Each worker writes its results as JSON to the file <kind>-<index>. The kind is the argument. With
 "broken off", worker 1 is killed. With "resumed", a later start, whose number of workers may differ,
 ends that training. With "stories", both happen in one process, with callbacks and optimizers of
 several kinds; worker 0 does the same alone before, for comparison.
@@ -14,19 +14,19 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 from kinds import Action, Fields
-from labelled_rows import LOSS, BreakOff, BrokenOffError, data, raise_error
+from labelled_rows import LOSS, BrokenOffError, Interrupt, data, raise_error
 
 import slurm_resolver as sr
 
-FOLDER = Path(os.environ["TASK_OUTPUT"])
+FOLDER = Path.cwd()
 EPOCHS = 4
-BREAK = (2, 2)  # before the third batch of the third epoch
+BREAK = 10  # the second of four steps of the third epoch
 
 
 def model_with(optimizer: Action, built: bool = True) -> Any:
@@ -105,7 +105,7 @@ def told(name: str, strategy: Any, folder: Path) -> Fields:
             *others(),
         ]
         try:
-            epochs = fit(model, *callbacks, *([] if attempt else [BreakOff(BREAK, raise_error)]))
+            epochs = fit(model, *callbacks, *([] if attempt else [Interrupt(BREAK, raise_error)]))
         except BrokenOffError:
             left = sorted(path.name for path in backup.glob("[!.]*"))
     return {
@@ -114,14 +114,6 @@ def told(name: str, strategy: Any, folder: Path) -> Fields:
         "left": left,
         "weights": weights(model),
     }
-
-
-def end_worker_1(index: int) -> Callable[[], None]:
-    def end() -> None:
-        if index == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return end
 
 
 def main() -> None:
@@ -141,7 +133,8 @@ def main() -> None:
             model = model_with(adam)
         backup = keras.callbacks.BackupAndRestore(str(FOLDER / "backup"))
         if kind == "broken off":
-            fit(model, backup, BreakOff(BREAK, end_worker_1(index)))
+            end = Interrupt(BREAK, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            fit(model, backup, *([end] if index == 1 else []))
         found["epochs"] = fit(model, backup)
         found["weights"] = weights(model)
         with alone.scope():
