@@ -2,9 +2,9 @@
 
     python keras_callback_files.py PROGRAM [--alone]
 
-The program "files" writes to TASK_OUTPUT, and only rounded numbers, as the results of several
-workers differ by rounding. "orbax" continues with what OrbaxCheckpoint has saved; each worker
-writes its results as JSON to TASK_OUTPUT/<index>.
+The program "files" writes to the current folder. It writes only rounded numbers, as the results of
+several workers differ by rounding. "orbax" continues with what OrbaxCheckpoint has saved; each
+worker writes its results as JSON to the file <index>.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from labelled_rows import LOSS, X, Y, data
 
 import slurm_resolver as sr
 
-FOLDER = Path(os.environ["TASK_OUTPUT"])
+FOLDER = Path.cwd()
 STRATEGY = (
     tf.distribute.get_strategy() if "--alone" in sys.argv else sr.MultiWorkerMirroredStrategy()
 )

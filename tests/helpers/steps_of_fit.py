@@ -205,7 +205,7 @@ def main(broken: str, *kinds: str) -> None:
             )
             numbers = [round(float(value), 3) for value in values]
             print(
-                "found",
+                "told",
                 kind,
                 steps,
                 numbers,
