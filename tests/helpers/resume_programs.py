@@ -47,7 +47,11 @@ EPOCHS = 4
 STEPS = ROWS // BATCH
 X = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
 Y = X[:, :1]
-ARRAYS: Fields = {"x": X, "y": Y, "batch_size": BATCH}
+ARRAYS: Fields = {
+    "x": X,
+    "y": Y,
+    "batch_size": BATCH,
+}
 SIGNATURE = (tf.TensorSpec((4,), tf.float32), tf.TensorSpec((1,), tf.float32))
 
 strategy: Any = None
@@ -142,7 +146,10 @@ class OwnOptimizer(keras.Sequential):  # type: ignore[misc]
 
     def train_step(self, data: Any) -> Fields:
         with tf.GradientTape() as tape:
-            loss = self.compute_loss(y=data[1], y_pred=self(data[0]))
+            loss = self.compute_loss(
+                y=data[1],
+                y_pred=self(data[0]),
+            )
         weights = self.trainable_variables
         self.second.apply(tape.gradient(loss, weights), weights)
         return {"loss": loss}
@@ -250,9 +257,21 @@ PROGRAMS: dict[str, Action] = {
         "callbacks": [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)]
     },
     "metric_of_several_numbers": lambda: {
-        "model": perceptron(metrics=[keras.metrics.F1Score(average=None, threshold=0.5)])
+        "model": perceptron(
+            metrics=[
+                keras.metrics.F1Score(
+                    average=None,
+                    threshold=0.5,
+                )
+            ]
+        )
     },
-    "step_of_its_own": lambda: {"model": perceptron(kind=Silent, metrics=["mae"])},
+    "step_of_its_own": lambda: {
+        "model": perceptron(
+            kind=Silent,
+            metrics=["mae"],
+        )
+    },
     # Keras trains one step of an epoch that a callback stops as it begins.
     "stop_at_the_beginning": lambda: {"callbacks": [Stops()]},
     # An epoch's history has the metrics of what was evaluated last.
@@ -345,7 +364,11 @@ def random_generator_in_call() -> Fields:
 def scaled_optimizer() -> Fields:
     """It has a loss scale, averaged weights and a learning-rate schedule."""
     rate = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.9)
-    adam = keras.optimizers.Adam(rate, use_ema=True, ema_momentum=0.9)
+    adam = keras.optimizers.Adam(
+        rate,
+        use_ema=True,
+        ema_momentum=0.9,
+    )
     optimizer = keras.mixed_precision.LossScaleOptimizer(adam, initial_scale=2.0)
     return {"model": perceptron(optimizer=optimizer)}
 
@@ -353,7 +376,11 @@ def scaled_optimizer() -> Fields:
 @program
 def early_stopping() -> Fields:
     """Ends the training because the rate is too high. A callback also lowers it."""
-    stopping = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
+    stopping = keras.callbacks.EarlyStopping(
+        "val_loss",
+        patience=1,
+        restore_best_weights=True,
+    )
     return {
         "model": perceptron(optimizer=keras.optimizers.SGD(0.6)),
         "validation_data": rows(last=9).batch(BATCH),
@@ -380,11 +407,19 @@ def not_built() -> Fields:
 def fit(name: str, *callbacks: Any) -> Fields:
     """Trains a program from its beginning, and returns its weights and history."""
     keras.utils.set_random_seed(7)
-    how = {"callbacks": [], "epochs": EPOCHS, "verbose": 0, **PROGRAMS[name]()}
+    how = {
+        "callbacks": [],
+        "epochs": EPOCHS,
+        "verbose": 0,
+        **PROGRAMS[name](),
+    }
     how.setdefault("x", rows().batch(BATCH))
     model = how.pop("model", None) or perceptron(keras.layers.Dense(4, "tanh"))
     others = how.pop("callbacks")
-    history = model.fit(callbacks=[*callbacks, *others], **how)
+    history = model.fit(
+        callbacks=[*callbacks, *others],
+        **how,
+    )
     return {
         "weights": [value.tolist() for value in model.get_weights()],
         "history": history.history,
@@ -431,8 +466,16 @@ def main() -> None:
     parser.add_argument("kind", choices=["compare", "train"])
     parser.add_argument("--folder")
     parser.add_argument("--mirrored", action="store_true")
-    parser.add_argument("--steps", type=int, nargs="+")
-    parser.add_argument("programs", nargs="*", default=list(PROGRAMS))
+    parser.add_argument(
+        "--steps",
+        type=int,
+        nargs="+",
+    )
+    parser.add_argument(
+        "programs",
+        nargs="*",
+        default=list(PROGRAMS),
+    )
     args = parser.parse_args()
     if args.kind == "compare":
         TERMINATION = sr.termination_config(None, requeue=None)

@@ -73,7 +73,10 @@ class Story:
         if what == "SIGTERM in validation":
             self.signals_in_validation = True
         elif what == "kill in save":
-            threading.Thread(target=self.kill_in_save, daemon=True).start()
+            threading.Thread(
+                target=self.kill_in_save,
+                daemon=True,
+            ).start()
         elif what.startswith("SIG"):
             os.kill(os.getpid(), getattr(signal, what))
         else:
@@ -214,7 +217,11 @@ def main() -> None:
     parser.add_argument("out")
     parser.add_argument("--faults", default="[]")
     for name, default in OPTIONS.items():
-        parser.add_argument(name, type=type(default), default=default)
+        parser.add_argument(
+            name,
+            type=type(default),
+            default=default,
+        )
     parser.add_argument("--save-every", type=int)
     args = parser.parse_args()
 

@@ -131,10 +131,18 @@ def speech() -> tuple[Any, Data]:
     return model, (SERIES, letters)
 
 
-@case(collectives=1, nightly=False)
+@case(
+    collectives=1,
+    nightly=False,
+)
 def convolutions() -> Any:
     return images_model(
-        layers.Conv2D(4, 3, activation="relu", padding="same"),
+        layers.Conv2D(
+            4,
+            3,
+            activation="relu",
+            padding="same",
+        ),
         layers.MaxPooling2D(),
         layers.DepthwiseConv2D(3),
         layers.AveragePooling2D(2),
@@ -198,7 +206,10 @@ def two_views(loss_of: Callable[[Any, Any], Any]) -> tuple[Any, Data]:
     return network(lambda: TwoViews(embedding=small(COLUMNS // 2, 4)))
 
 
-@case(collectives=3, nightly=False)
+@case(
+    collectives=3,
+    nightly=False,
+)
 def simclr() -> Any:
     def loss(first: Any, second: Any) -> Any:
         views = tf.concat([first, second], 0)
@@ -296,7 +307,10 @@ def weights(labels: Any) -> Any:
 # --- Steps of one's own --------------------------------------------------------------------------
 
 
-@case(collectives=2, nightly=False)
+@case(
+    collectives=2,
+    nightly=False,
+)
 def mixup_with_the_reversed_batch() -> Any:
     class Mixup(keras.Model):  # type: ignore[misc]
         def train_step(self, data: Any) -> Any:

@@ -49,7 +49,10 @@ def in_scope(make: Callable[..., Any] = model, *given: Any, **how: Any) -> Any:
 
 def trained(built: Any, **how: Any) -> str:
     how.setdefault("x", data())
-    built.fit(verbose=0, **how)
+    built.fit(
+        verbose=0,
+        **how,
+    )
     return "trained"
 
 
@@ -74,7 +77,10 @@ def fit(metrics: int = 1, **how: Any) -> str:
 
 def fit_with(callback: Any, worker: int = 1, **how: Any) -> str:
     """Trains with a callback in one worker."""
-    return fit(callbacks=[callback] if worker == WORKER else [], **how)
+    return fit(
+        callbacks=[callback] if worker == WORKER else [],
+        **how,
+    )
 
 
 class Centered(keras.Model):  # type: ignore[misc]

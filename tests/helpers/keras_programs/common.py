@@ -98,7 +98,10 @@ def data(x: Any = X, y: Any = Y, *rest: Any, rows: int = 33, batch: int = 8) -> 
 
 
 def crossentropy(**how: Any) -> Any:
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **how)
+    return keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True,
+        **how,
+    )
 
 
 def sgd() -> Any:

@@ -532,7 +532,10 @@ def _networks(strategy: Any, entry: Action) -> Outcome:
 
 
 NETWORKS: dict[str, Action] = {
-    "gan": lambda: Gan(generator=small(3, COLUMNS), critic=small(COLUMNS, 1)),
+    "gan": lambda: Gan(
+        generator=small(3, COLUMNS),
+        critic=small(COLUMNS, 1),
+    ),
     "contrastive": lambda: Contrastive(embedding=small(3, 4)),
     "transport": lambda: Transport(embedding=small(6, 4)),
     "triplet_per_row": lambda: Triplet(embedding=small(2, 3)),
