@@ -6,8 +6,8 @@ the model that an earlier run saved; the number of workers may differ.
 
 from __future__ import annotations
 
-import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any, Callable
@@ -168,13 +168,11 @@ def uncompiled(strategy: Any) -> Fields:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--load", action="store_true")
-    args = parser.parse_args()
+    loads = "--load" in sys.argv
     strategy = sr.MultiWorkerMirroredStrategy()
     index = strategy.cluster_resolver.task_id
     found: Fields = {}
-    if args.load:
+    if loads:
         with strategy.scope():
             model = keras.models.load_model(FOLDER / "last.keras")
     else:
@@ -187,11 +185,11 @@ def main() -> None:
     found["predicted"] = predicted(model)
     train(model)  # the optimizer of a loaded model continues as well
     found["weights"] = [weight.tolist() for weight in model.get_weights()]
-    if not args.load:
+    if not loads:
         found["late"] = late(model, index)
         found["ways"] = all_ways(model)
         train(model)
-    kind = "loaded-" if args.load else ""
+    kind = "loaded-" if loads else ""
     (FOLDER / f"{kind}{index}").write_text(json.dumps(found))
 
 

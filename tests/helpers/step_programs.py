@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 from keras_3 import keras
 from keras_programs.common import COLUMNS, PADDED, X, Y, crossentropy
+from keras_programs.losses import precision
 from keras_programs.steps import NETWORKS, Networks, small
 
 from slurm_resolver.tf.partition.emission import Plan
@@ -162,11 +163,8 @@ def synchronized_batch_normalization() -> Any:
 
 @case(collectives=1)
 def half_precision() -> Any:
-    keras.mixed_precision.set_global_policy("mixed_float16")
-    try:
+    with precision("mixed_float16"):
         return mlp(optimizer=optimizers.SGD(0.1))
-    finally:
-        keras.mixed_precision.set_global_policy("float32")
 
 
 class Attention(keras.layers.Layer):  # type: ignore[misc]
