@@ -132,10 +132,7 @@ def speech() -> tuple[Any, Data]:
     return model, (SERIES, letters)
 
 
-@case(
-    collectives=1,
-    nightly=False,
-)
+@case(collectives=1, nightly=False)
 def convolutions() -> Any:
     return images_model(
         layers.Conv2D(
@@ -204,10 +201,7 @@ def two_views(loss_of: Callable[[Any, Any], Any]) -> tuple[Any, Data]:
     return network(lambda: TwoViews(embedding=small(COLUMNS // 2, 4)))
 
 
-@case(
-    collectives=3,
-    nightly=False,
-)
+@case(collectives=3, nightly=False)
 def simclr() -> Any:
     def loss(first: Any, second: Any) -> Any:
         views = tf.concat([first, second], 0)
@@ -305,10 +299,7 @@ def weights(labels: Any) -> Any:
 # --- Steps of one's own --------------------------------------------------------------------------
 
 
-@case(
-    collectives=2,
-    nightly=False,
-)
+@case(collectives=2, nightly=False)
 def mixup_with_the_reversed_batch() -> Any:
     class Mixup(keras.Model):  # type: ignore[misc]
         def train_step(self, data: Any) -> Any:
@@ -360,6 +351,12 @@ def moving_centres() -> Any:
 @case(collectives=2)
 def gan_with_a_gradient_penalty() -> Any:
     return network(NETWORKS["gan"])
+
+
+@case(collectives=1)
+def vae() -> Any:
+    """Draws noise for each row."""
+    return network(NETWORKS["vae"])
 
 
 # --- Programs of one line ------------------------------------------------------------------------
