@@ -19,8 +19,10 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras_programs.common import perceptron, ready
+from keras_programs.workflows import GUIDES
 from kinds import Action, Fields
-from labelled_rows import LOSS, BrokenOffError, Interrupt, data, raise_error
+from labelled_rows import BrokenOffError, Interrupt, data, raise_error
 
 import slurm_resolver as sr
 
@@ -29,22 +31,14 @@ EPOCHS = 4
 BREAK = 10  # the second of four steps of the third epoch
 
 
-def model_with(optimizer: Action, built: bool = True) -> Any:
-    keras.utils.set_random_seed(3)
-    first = [keras.Input((6,))] if built else []
-    model = keras.Sequential(
-        [
-            *first,
-            keras.layers.Dense(8, activation="relu"),
-            keras.layers.Dense(3),
-        ]
-    )
-    model.compile(
-        optimizer=optimizer(),
-        loss=LOSS,
+def model_with(strategy: Any, optimizer: Action, built: bool = True) -> Any:
+    make = perceptron if built else GUIDES["unbuilt_sequential"]
+    return ready(
+        strategy,
+        make,
+        optimizer=optimizer,
         metrics=["accuracy"],
     )
-    return model
 
 
 def adam() -> Any:
@@ -93,8 +87,7 @@ def told(name: str, strategy: Any, folder: Path) -> Fields:
     log = folder / f"{name}.csv"
     backup = folder / name
     for attempt in range(2):
-        with strategy.scope():
-            model = model_with(optimizer, built)
+        model = model_with(strategy, optimizer, built)
         if not built:  # outside the scope, where TensorFlow's own strategies cannot
             ours = isinstance(strategy, sr.MultiWorkerMirroredStrategy)
             with contextlib.nullcontext() if ours else strategy.scope():
@@ -129,16 +122,14 @@ def main() -> None:
         for name in STORIES:
             found[name] = told(name, strategy, FOLDER)
     else:
-        with strategy.scope():
-            model = model_with(adam)
+        model = model_with(strategy, adam)
         backup = keras.callbacks.BackupAndRestore(str(FOLDER / "backup"))
         if kind == "broken off":
             end = Interrupt(BREAK, lambda: os.kill(os.getpid(), signal.SIGKILL))
             fit(model, backup, *([end] if index == 1 else []))
         found["epochs"] = fit(model, backup)
         found["weights"] = weights(model)
-        with alone.scope():
-            whole = model_with(adam)
+        whole = model_with(alone, adam)
         fit(whole)
         found["uninterrupted"] = weights(whole)
     (FOLDER / f"{kind}-{index}").write_text(json.dumps(found))

@@ -16,8 +16,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.models import save_model  # before the strategy is made
+from keras_programs.common import ready
 from kinds import Fields, Strings
-from labelled_rows import LOSS, X, data
+from labelled_rows import X, data
 
 import slurm_resolver as sr
 
@@ -33,18 +34,24 @@ def train(model: Any, **how: Any) -> Any:
     ).history
 
 
+def normalizing() -> Any:
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(400, use_bias=False),  # Adam would amplify a bias' tiny gradient
+            keras.layers.BatchNormalization(synchronized=True),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
 def build(strategy: Any) -> Any:
-    keras.utils.set_random_seed(3)
-    with strategy.scope():
-        normalization = keras.layers.BatchNormalization(synchronized=True)
-        first = keras.layers.Dense(400, use_bias=False)  # Adam would amplify a bias's tiny gradient
-        model = keras.Sequential([keras.Input((6,)), first, normalization, keras.layers.Dense(3)])
-        model.compile(
-            optimizer=keras.optimizers.Adam(0.01),
-            loss=LOSS,
-            metrics=["accuracy"],
-        )
-    return model
+    return ready(
+        strategy,
+        normalizing,
+        optimizer=lambda: keras.optimizers.Adam(0.01),
+        metrics=["accuracy"],
+    )
 
 
 def predicted(model: Any) -> list[Any]:

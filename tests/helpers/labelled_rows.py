@@ -13,7 +13,6 @@ from kinds import Action
 ROWS = 96
 X = common.X[:ROWS]
 Y = common.Y[:ROWS]
-LOSS = common.crossentropy()
 
 
 def data() -> tf.data.Dataset:
