@@ -123,11 +123,7 @@ def remove_folder(folder: Path, epoch: int) -> None:
 
 
 def replace_by_temporary(folder: Path, epoch: int) -> None:
-    with tempfile.NamedTemporaryFile(
-        "w",
-        dir=folder,
-        delete=False,
-    ) as file:
+    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
         file.write(f"{epoch}")
     os.replace(file.name, folder / "file")
 
@@ -144,10 +140,7 @@ def use_database(folder: Path, epoch: int) -> None:
 
 
 def append_by_name(folder: Path, epoch: int) -> None:
-    with open(
-        mode="a",
-        file=folder / "file",
-    ) as file:
+    with open(mode="a", file=folder / "file") as file:
         file.write(str(epoch))
     os.utime(path=folder / "file")
 
@@ -188,10 +181,7 @@ def workers() -> Iterator[Begin]:
             service = Service()
             hooks = [Hooks(act, folder) for _ in RANKS]
             for rank in RANKS:
-                of_worker = SimpleNamespace(
-                    client=service.client(rank),
-                    loss="",
-                )
+                of_worker = SimpleNamespace(client=service.client(rank), loss="")
                 files = CallbackFiles(of_worker)  # type: ignore[arg-type]
                 fits.enter_context(files.sharing([hooks[rank]]))
             return hooks
