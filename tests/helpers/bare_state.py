@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from folders import ROOT
 from kinds import Strings, Texts
+from local_run import captured
 from page_blocks import texts_of
 
 # files of developers' tools and builds, which a fresh clone does not have
@@ -61,17 +61,13 @@ class BareState:
 
     def run(self, command: str, timeout: float = 300, status: int = 0) -> str:
         """Runs a bash command in the checkout, and returns its output on both streams."""
-        done = subprocess.run(
-            ["bash", "-c", command],
+        return captured(
+            ["bash", "-c", f"exec 2>&1\n{command}"],
+            status,
+            timeout,
             cwd=self.checkout,
             env=self.environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout,
-        )
-        assert done.returncode == status, done.stdout
-        return done.stdout
+        ).stdout
 
 
 def _settings_of_pip() -> Texts:

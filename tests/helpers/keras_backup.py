@@ -1,6 +1,6 @@
 """Trains Keras 3 models with BackupAndRestore, whose training is broken off in the third epoch.
 
-Each worker writes its results as JSON to TASK_OUTPUT/<kind>-<index>. The kind is the argument. With
+Each worker writes its results as JSON to the file <kind>-<index>. The kind is the argument. With
 "broken off", worker 1 is killed. With "resumed", a later start, whose number of workers may differ,
 ends that training. With "stories", both happen in one process, with callbacks and optimizers of
 several kinds; worker 0 does the same alone before, for comparison.
@@ -14,37 +14,31 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras_programs.common import perceptron, ready
+from keras_programs.workflows import GUIDES
 from kinds import Action, Fields
-from labelled_rows import LOSS, BreakOff, BrokenOffError, data, raise_error
+from labelled_rows import BrokenOffError, Interrupt, data, raise_error
 
 import slurm_resolver as sr
 
-FOLDER = Path(os.environ["TASK_OUTPUT"])
+FOLDER = Path.cwd()
 EPOCHS = 4
-BREAK = (2, 2)  # before the third batch of the third epoch
+BREAK = 10  # the second of four steps of the third epoch
 
 
-def model_with(optimizer: Action, built: bool = True) -> Any:
-    keras.utils.set_random_seed(3)
-    first = [keras.Input((6,))] if built else []
-    model = keras.Sequential(
-        [
-            *first,
-            keras.layers.Dense(8, activation="relu"),
-            keras.layers.Dense(3),
-        ]
-    )
-    model.compile(
-        optimizer=optimizer(),
-        loss=LOSS,
+def model_with(strategy: Any, optimizer: Action, built: bool = True) -> Any:
+    make = perceptron if built else GUIDES["unbuilt_sequential"]
+    return ready(
+        strategy,
+        make,
+        optimizer=optimizer,
         metrics=["accuracy"],
     )
-    return model
 
 
 def adam() -> Any:
@@ -93,8 +87,7 @@ def told(name: str, strategy: Any, folder: Path) -> Fields:
     log = folder / f"{name}.csv"
     backup = folder / name
     for attempt in range(2):
-        with strategy.scope():
-            model = model_with(optimizer, built)
+        model = model_with(strategy, optimizer, built)
         if not built:  # outside the scope, where TensorFlow's own strategies cannot
             ours = isinstance(strategy, sr.MultiWorkerMirroredStrategy)
             with contextlib.nullcontext() if ours else strategy.scope():
@@ -105,7 +98,7 @@ def told(name: str, strategy: Any, folder: Path) -> Fields:
             *others(),
         ]
         try:
-            epochs = fit(model, *callbacks, *([] if attempt else [BreakOff(BREAK, raise_error)]))
+            epochs = fit(model, *callbacks, *([] if attempt else [Interrupt(BREAK, raise_error)]))
         except BrokenOffError:
             left = sorted(path.name for path in backup.glob("[!.]*"))
     return {
@@ -114,14 +107,6 @@ def told(name: str, strategy: Any, folder: Path) -> Fields:
         "left": left,
         "weights": weights(model),
     }
-
-
-def end_worker_1(index: int) -> Callable[[], None]:
-    def end() -> None:
-        if index == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return end
 
 
 def main() -> None:
@@ -137,15 +122,14 @@ def main() -> None:
         for name in STORIES:
             found[name] = told(name, strategy, FOLDER)
     else:
-        with strategy.scope():
-            model = model_with(adam)
+        model = model_with(strategy, adam)
         backup = keras.callbacks.BackupAndRestore(str(FOLDER / "backup"))
         if kind == "broken off":
-            fit(model, backup, BreakOff(BREAK, end_worker_1(index)))
+            end = Interrupt(BREAK, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            fit(model, backup, *([end] if index == 1 else []))
         found["epochs"] = fit(model, backup)
         found["weights"] = weights(model)
-        with alone.scope():
-            whole = model_with(adam)
+        whole = model_with(alone, adam)
         fit(whole)
         found["uninterrupted"] = weights(whole)
     (FOLDER / f"{kind}-{index}").write_text(json.dumps(found))

@@ -2,9 +2,9 @@
 
     python keras_callback_files.py PROGRAM [--alone]
 
-The program "files" writes to TASK_OUTPUT, and only rounded numbers, as the results of several
-workers differ by rounding. "orbax" continues with what OrbaxCheckpoint has saved; each worker
-writes its results as JSON to TASK_OUTPUT/<index>.
+The program "files" writes to the current folder. It writes only rounded numbers, as the results of
+several workers differ by rounding. "orbax" continues with what OrbaxCheckpoint has saved; each
+worker writes its results as JSON to the file <index>.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from labelled_rows import LOSS, X, Y, data
+from keras_programs.common import perceptron, ready
+from labelled_rows import X, Y, data
 
 import slurm_resolver as sr
 
-FOLDER = Path(os.environ["TASK_OUTPUT"])
+FOLDER = Path.cwd()
 STRATEGY = (
     tf.distribute.get_strategy() if "--alone" in sys.argv else sr.MultiWorkerMirroredStrategy()
 )
@@ -45,12 +46,6 @@ class Report(kinds.Callback):  # type: ignore[misc]
                 file.write(f"epoch {epoch}: {logs['loss']:.2f}\n")
 
 
-def compiled() -> Any:
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
-    model.compile("adam", LOSS)
-    return model
-
-
 def fit(model: Any, *callbacks: Any) -> list[float]:
     losses: list[float] = model.fit(
         data(),
@@ -62,8 +57,7 @@ def fit(model: Any, *callbacks: Any) -> list[float]:
 
 
 def write_files() -> None:
-    with STRATEGY.scope():
-        model = compiled()
+    model = ready(STRATEGY, perceptron, optimizer="adam")
     loggers = [
         kinds.CSVLogger(str(FOLDER / name), append=True)
         for name in ("log.csv", f"of-worker-{INDEX}.csv")
@@ -82,8 +76,7 @@ def write_files() -> None:
 
 def use_orbax() -> None:
     saved = FOLDER / "saved"
-    with STRATEGY.scope():
-        model = compiled()
+    model = ready(STRATEGY, perceptron, optimizer="adam")
     losses = fit(model, kinds.OrbaxCheckpoint(str(saved), max_to_keep=2))
     with STRATEGY.scope():
         model = keras.models.load_model(saved)
@@ -93,5 +86,4 @@ def use_orbax() -> None:
 
 
 if __name__ == "__main__":
-    keras.utils.set_random_seed(3)
     {"files": write_files, "orbax": use_orbax}[sys.argv[1]]()

@@ -11,15 +11,16 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
 from folders import quiet_helper
 from kinds import Fields, Strings
-from local_run import captured
+from told_by_workers import run
 
 # The results of each program by its name, in one process.
 Outcomes = dict[str, Fields]
 
 PROGRAM = quiet_helper("keras_programs")
-SECONDS = 1500
 
 # Every worker computes whole batches: their tensors have no number of rows, or different ones, or
 # the step has no graph, or an operation with an unknown effect.
@@ -52,45 +53,19 @@ def outcomes(folder: Path, files: Strings) -> list[Any]:
 
 def run_alone(folder: Path, names: Strings) -> Outcomes:
     """Runs the programs in one process."""
-    captured(
-        [*PROGRAM, "--alone", *names],
-        status=0,
-        env={
-            "PATH": "/usr/bin:/bin",
-            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),  # the Keras under test
-            "TASK_OUTPUT": str(folder),
-            "CUDA_VISIBLE_DEVICES": "",
-        },
-        timeout=SECONDS,
-    )
+    run([*PROGRAM, "--alone", *names], folder, workers=0)
     return dict(outcomes(folder, ["alone"])[0])
-
-
-def flat(value: Any) -> list[float]:
-    """Returns all numbers in nested lists and dicts, always in the same order."""
-    if isinstance(value, dict):
-        return [number for key in sorted(value) for number in flat(value[key])]
-    if isinstance(value, list):
-        return [number for item in value for number in flat(item)]
-    return [value]
 
 
 def difference(one: Any, other: Any) -> float:
     """Returns the largest difference between two structures' numbers, relative if above 1."""
-    left = flat(one)
-    right = flat(other)
-    if len(left) != len(right):
+    left, right = (np.array(tf.nest.flatten(value), float) for value in (one, other))
+    if left.shape != right.shape or (np.isnan(left) != np.isnan(right)).any():
         return math.inf
-    largest = 0.0
-    for a, b in zip(left, right):
-        if math.isnan(a) != math.isnan(b):
-            return math.inf
-        if a != b and not math.isnan(a):
-            largest = max(
-                largest,
-                abs(a - b) / max(1.0, abs(a)),
-            )
-    return largest
+    differs = (left != right) & ~np.isnan(left)
+    left, right = left[differs], right[differs]
+    # For an infinite number in one of them, NumPy warns, which is an error in tests.
+    return float(np.max(abs(left - right) / np.maximum(1.0, abs(left)), initial=0.0))
 
 
 def differences(name: str, came: Fields, expected: Fields) -> Fields:

@@ -1,12 +1,11 @@
 """Trains with Keras 3's `fit` on two workers and a parameter server.
 
-The chief writes the results as JSON to TASK_OUTPUT/chief.
+The chief writes the results as JSON to the file "chief".
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any, Callable
@@ -18,13 +17,8 @@ from keras_programs import common as cases
 
 import slurm_resolver as sr
 
-EPOCH = 400  # steps
-METRICS = [
-    "true_positives",
-    "true_negatives",
-    "false_positives",
-    "false_negatives",
-]
+ROWS = np.arange(400 * 3) % cases.ROWS  # for an epoch of 400 steps
+METRICS = ["TruePositives", "TrueNegatives", "FalsePositives", "FalseNegatives"]
 Trial = Callable[[sr.ParameterServerStrategy], Any]
 TRIALS: dict[str, Trial] = {}
 
@@ -42,50 +36,39 @@ def build(strategy: tf.distribute.Strategy) -> Any:
 def nothing_is_lost_between_workers(strategy: sr.ParameterServerStrategy) -> Any:
     """Every step and every row is counted once, even if both workers count at the same time."""
     with strategy.scope():
-        counts = [
-            getattr(
-                keras.metrics,
-                name.title().replace("_", ""),
-            )()
-            for name in METRICS
-        ]
+        counts = [getattr(keras.metrics, name)() for name in METRICS]
         model = keras.Sequential([keras.layers.Dense(1, activation="sigmoid")])
         model.compile("sgd", "binary_crossentropy", metrics=counts)
-    rows = np.arange(EPOCH * 3) % cases.ROWS
-    x = cases.X[rows]
-    y = (cases.Y[rows] > 0).astype("float32")
     history = model.fit(
-        x,
-        y,
+        cases.X[ROWS],
+        (cases.Y[ROWS] > 0).astype("float32"),
         batch_size=3,
         epochs=2,
         verbose=0,
     ).history
     return {
         "iterations": int(model.optimizer.iterations),
-        "counted": [sum(history[name][epoch] for name in METRICS) for epoch in range(2)],
+        "counted": [sum(history[count.name][epoch] for count in counts) for epoch in range(2)],
     }
 
 
 @trial
 def nothing_is_under_way_when_it_is_saved(strategy: sr.ParameterServerStrategy) -> Any:
     """Returns the number of steps in each checkpoint."""
-    folder = Path(os.environ["TASK_OUTPUT"], "checkpoints")
     model = build(strategy)
     backup = sr.BackupAndResume(
-        str(folder),
+        "checkpoints",
         save_every=150,
         max_to_keep=9,
     )
-    rows = np.arange(EPOCH * 3) % cases.ROWS
     model.fit(
-        tf.data.Dataset.from_tensor_slices((cases.X[rows], cases.Y[rows])).batch(3),
+        tf.data.Dataset.from_tensor_slices((cases.X[ROWS], cases.Y[ROWS])).batch(3),
         epochs=2,
         verbose=0,
         callbacks=[backup],
     )
     steps = []
-    for name in tf.train.get_checkpoint_state(folder).all_model_checkpoint_paths:
+    for name in tf.train.get_checkpoint_state("checkpoints").all_model_checkpoint_paths:
         reader = tf.train.load_checkpoint(name)
         (iterations,) = (n for n in reader.get_variable_to_shape_map() if "iterations" in n)
         steps.append(int(reader.get_tensor(iterations)))
@@ -172,7 +155,6 @@ def a_step_that_fails(strategy: sr.ParameterServerStrategy) -> Any:
 @trial
 def the_tutorial(strategy: sr.ParameterServerStrategy) -> Any:
     """Trains as in TensorFlow's tutorial, with the same callbacks, after the errors above."""
-    folder = Path(os.environ["TASK_OUTPUT"])
     x = tf.random.uniform((10, 10))
     y = tf.random.uniform((10, 10))
     data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(10).repeat().batch(64).prefetch(2)
@@ -188,9 +170,9 @@ def the_tutorial(strategy: sr.ParameterServerStrategy) -> Any:
         epochs=5,
         steps_per_epoch=20,
         callbacks=[
-            keras.callbacks.TensorBoard(str(folder / "log")),
-            keras.callbacks.ModelCheckpoint(str(folder / "model.keras")),
-            keras.callbacks.BackupAndRestore(str(folder / "backup")),
+            keras.callbacks.TensorBoard("log"),
+            keras.callbacks.ModelCheckpoint("model.keras"),
+            keras.callbacks.BackupAndRestore("backup"),
         ],
         verbose=0,
     ).history
@@ -200,11 +182,11 @@ def the_tutorial(strategy: sr.ParameterServerStrategy) -> Any:
         int(model.optimizer.iterations),
         float(
             np.abs(
-                keras.models.load_model(folder / "model.keras").predict(x, verbose=0)
+                keras.models.load_model("model.keras").predict(x, verbose=0)
                 - model.predict(x, verbose=0)
             ).max()
         ),
-        len(list(folder.glob("log/train/events*"))),
+        len(list(Path.cwd().glob("log/train/events*"))),
     ]
 
 
@@ -235,7 +217,7 @@ def main() -> None:
             found[name] = function(strategy)
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
-    Path(os.environ["TASK_OUTPUT"], "chief").write_text(json.dumps(found, default=float))
+    Path("chief").write_text(json.dumps(found, default=float))
 
 
 if __name__ == "__main__":

@@ -1,28 +1,28 @@
 """Saves a Keras 3 model in every way, in all workers at once, and reads it back.
 
-Each worker writes its results as JSON to TASK_OUTPUT/<index>. With --load, the workers only load
+Each worker writes its results as JSON to the file <index>. With --load, the workers only load
 the model that an earlier run saved; the number of workers may differ.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
+import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras.models import save_model  # before the strategy is made
-from kinds import Action, Change, Fields, Strings, Texts
-from labelled_rows import LOSS, X, data
+from keras_programs.common import ready
+from kinds import Fields, Strings
+from labelled_rows import X, data
 
 import slurm_resolver as sr
 
-FOLDER = Path(os.environ["TASK_OUTPUT"])
+FOLDER = Path.cwd()
 TRIALS = 8
 
 
@@ -34,18 +34,24 @@ def train(model: Any, **how: Any) -> Any:
     ).history
 
 
+def normalizing() -> Any:
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(400, use_bias=False),  # Adam would amplify a bias' tiny gradient
+            keras.layers.BatchNormalization(synchronized=True),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
 def build(strategy: Any) -> Any:
-    keras.utils.set_random_seed(3)
-    with strategy.scope():
-        normalization = keras.layers.BatchNormalization(synchronized=True)
-        first = keras.layers.Dense(400, use_bias=False)  # Adam would amplify a bias's tiny gradient
-        model = keras.Sequential([keras.Input((6,)), first, normalization, keras.layers.Dense(3)])
-        model.compile(
-            optimizer=keras.optimizers.Adam(0.01),
-            loss=LOSS,
-            metrics=["accuracy"],
-        )
-    return model
+    return ready(
+        strategy,
+        normalizing,
+        optimizer=lambda: keras.optimizers.Adam(0.01),
+        metrics=["accuracy"],
+    )
 
 
 def predicted(model: Any) -> list[Any]:
@@ -53,10 +59,10 @@ def predicted(model: Any) -> list[Any]:
     return list(np.asarray(model.predict(data(), verbose=0)).tolist())
 
 
-def outcome(action: Action) -> Any:
+def outcome(action: Callable[..., Any], *given: Any) -> Any:
     """Returns the result of an action, or its error as a text."""
     try:
-        return action()
+        return action(*given)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
@@ -75,28 +81,30 @@ def read(model: Any, name: str) -> str:
     return "read" if np.allclose(served, model(X), atol=1e-5) else "another model"
 
 
+# How a model is saved, by the name of the file.
+WAYS: dict[str, Callable[[Any, Path], Any]] = {
+    "model.keras": lambda model, path: model.save(path),
+    "function.keras": lambda model, path: save_model(model, path),
+    "model.weights.h5": lambda model, path: model.save_weights(path),
+    "folder": lambda model, path: model.save(path, zipped=False),
+    "parts.weights.json": lambda model, path: model.save_weights(path, max_shard_size=1e-5),
+    "exported": lambda model, path: model.export(path, verbose=False),
+    "old.h5": lambda model, path: model.save(path),  # last: Keras omits the optimizer from then on
+}
+
+
 def all_ways(model: Any) -> dict[str, Strings]:
     """Saves and loads repeatedly, so that unsynchronized workers would disturb each other."""
-    ways = {
-        "model.keras": model.save,
-        "function.keras": lambda path: save_model(model, path),
-        "model.weights.h5": model.save_weights,
-        "folder": lambda path: model.save(path, zipped=False),
-        "parts.weights.json": lambda path: model.save_weights(path, max_shard_size=1e-5),
-        "exported": lambda path: model.export(path, verbose=False),
-        "old.h5": model.save,  # last, because Keras omits the optimizer from later files
+
+    def once(name: str) -> str:
+        WAYS[name](model, FOLDER / name)
+        return read(model, name)
+
+    # A worker that exports again would disturb one that still reads.
+    return {
+        name: sorted({outcome(once, name) for _ in range(1 if name == "exported" else TRIALS)})
+        for name in WAYS
     }
-    found: dict[str, Strings] = {}
-    for name, save in ways.items():
-
-        def once(name: str = name, save: Change = save) -> str:
-            save(FOLDER / name)
-            return read(model, name)
-
-        # A worker that exports again would disturb one that still reads.
-        trials = 1 if name == "exported" else TRIALS
-        found[name] = sorted({outcome(once) for _ in range(trials)})
-    return found
 
 
 def callbacks(model: Any, index: int) -> Fields:
@@ -138,24 +146,20 @@ def late(model: Any, index: int) -> bool:
     return index == 0 or file.stat().st_ino == before.st_ino
 
 
-def in_scope(strategy: Any, index: int) -> Texts:
-    """Saves and loads in the scope before the first fit: all workers do, then each one alone."""
+def in_scope(strategy: Any, index: int) -> dict[str, list[Any]]:
+    """Saves and loads in the scope before the first fit: all workers do, then one alone."""
     model = build(strategy)
-    ways: dict[str, Action] = {
-        "save": lambda: model.save(FOLDER / "scope.keras"),
-        "save_model": lambda: keras.saving.save_model(model, FOLDER / "scope folder", zipped=False),
-        "save_weights": lambda: model.save_weights(FOLDER / "scope.weights.h5"),
-        "load_weights": lambda: model.load_weights(FOLDER / "scope.weights.h5"),
-        "export": lambda: model.export(FOLDER / "scope exported", verbose=False),
-        "h5": lambda: model.save(FOLDER / "scope.h5"),
+    folder = FOLDER / "scope"
+    folder.mkdir(exist_ok=True)
+    ways = {
+        **WAYS,
+        "load": lambda model, _: model.load_weights(folder / "model.weights.h5"),
     }
-    found: Texts = {}
     with strategy.scope():
-        for name, save in ways.items():
-            outcomes = [outcome(save)]
-            outcomes += [outcome(save) for alone in range(2) if index == alone]
-            found[name] = f"{outcomes}"
-    return found
+        return {
+            name: [outcome(way, model, folder / name) for _ in range(2 - index)]
+            for name, way in ways.items()
+        }
 
 
 def uncompiled(strategy: Any) -> Fields:
@@ -171,13 +175,11 @@ def uncompiled(strategy: Any) -> Fields:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--load", action="store_true")
-    args = parser.parse_args()
+    loads = "--load" in sys.argv
     strategy = sr.MultiWorkerMirroredStrategy()
     index = strategy.cluster_resolver.task_id
     found: Fields = {}
-    if args.load:
+    if loads:
         with strategy.scope():
             model = keras.models.load_model(FOLDER / "last.keras")
     else:
@@ -190,11 +192,11 @@ def main() -> None:
     found["predicted"] = predicted(model)
     train(model)  # the optimizer of a loaded model continues as well
     found["weights"] = [weight.tolist() for weight in model.get_weights()]
-    if not args.load:
+    if not loads:
         found["late"] = late(model, index)
         found["ways"] = all_ways(model)
         train(model)
-    kind = "loaded-" if args.load else ""
+    kind = "loaded-" if loads else ""
     (FOLDER / f"{kind}{index}").write_text(json.dumps(found))
 
 

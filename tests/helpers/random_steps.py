@@ -4,15 +4,15 @@
 
 A step is a `train_step` of operations that people use: of each row, of rows with each other, random
 numbers, conditions, loops, custom gradients, and variables that are assigned and read. A seed gives
-the same step everywhere. The results go as JSON to TASK_OUTPUT/<rank>, or to TASK_OUTPUT/alone; all
+the same step everywhere. The results go as JSON to the file <rank>, or to the file "alone"; all
 numbers are of 64 bits, so that only a wrong result differs by more than rounding.
 
 A seed that differs from one process is looked at like this:
 
 1. Train it alone and in two workers, and compare the two files::
 
-       TASK_OUTPUT=. python random_steps.py 212 1
-       TASK_OUTPUT=. slurm-resolver run -n 2 -- python random_steps.py 212 1
+       python random_steps.py 212 1
+       slurm-resolver run -n 2 -- python random_steps.py 212 1
 
    "used" has the names of its operations, in their order.
 2. Leave lines out of `OF_ROWS`, `SCALARS`, `GRADIENTS` and `UPDATES`, until two or three operations
@@ -29,8 +29,6 @@ import json
 import os
 import random
 import sys
-import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -283,13 +281,7 @@ class RandomModel(keras.Model):  # type: ignore[misc]
                 if step.choice.random() < 0.2:
                     step.apply(UPDATES)
             loss = tf.add_n([step.apply(SCALARS) for _ in range(step.choice.randint(1, 3))])
-        variables = [
-            *self.first.trainable_variables,
-            *self.second.trainable_variables,
-            *self.head.trainable_variables,
-            self.filters,
-            self.table,
-        ]
+        variables = self.trainable_variables
         gradients = tape.gradient(
             loss,
             [variable.value for variable in variables],
@@ -324,8 +316,7 @@ def outcome(seed: int, strategy: tf.distribute.Strategy) -> Fields:
     try:
         history = model.fit(data, epochs=2, verbose=0).history
     except Exception as error:
-        last = traceback.format_exception(type(error), error, None)[-1]
-        return {"used": model.used, "error": last[:400]}
+        return {"used": model.used, "error": f"{type(error).__name__}: {error}"[:400]}
     weights = [
         float(np.sum(np.abs(one) * np.arange(1, one.size + 1).reshape(one.shape)))
         for one in map(np.asarray, model.get_weights())
@@ -333,20 +324,15 @@ def outcome(seed: int, strategy: tf.distribute.Strategy) -> Fields:
     return {"used": model.used, "history": history, "weights": weights}
 
 
-def outcomes(seeds: range) -> Iterator[tuple[int, Fields]]:
+def main() -> None:
+    first, count = map(int, sys.argv[1:])
     strategy = tf.distribute.get_strategy()
     if "SLURM_STEP_ID" in os.environ:
         strategy = sr.MultiWorkerMirroredStrategy()
     keras.config.set_floatx("float64")
-    for seed in seeds:
-        yield seed, outcome(seed, strategy)
-
-
-def main() -> None:
-    first, count = map(int, sys.argv[1:])
-    found = dict(outcomes(range(first, first + count)))
+    found = {seed: outcome(seed, strategy) for seed in range(first, first + count)}
     name = os.environ.get("SLURM_PROCID", "alone")
-    Path(os.environ["TASK_OUTPUT"], name).write_text(json.dumps(found))
+    Path(name).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

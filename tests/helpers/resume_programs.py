@@ -22,7 +22,6 @@ import contextlib
 import dataclasses
 import gc
 import json
-import logging
 import os
 import signal
 import tempfile
@@ -37,7 +36,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from kinds import Action, Fields, Strings
-from labelled_rows import BrokenOffError
+from labelled_rows import BrokenOffError, Interrupt, raise_error
 
 import slurm_resolver as sr
 from slurm_resolver import log
@@ -48,23 +47,14 @@ EPOCHS = 4
 STEPS = ROWS // BATCH
 X = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
 Y = X[:, :1]
+ARRAYS: Fields = {
+    "x": X,
+    "y": Y,
+    "batch_size": BATCH,
+}
 SIGNATURE = (tf.TensorSpec((4,), tf.float32), tf.TensorSpec((1,), tf.float32))
 
 strategy: Any = None
-PROGRAMS: dict[str, Action] = {}
-TOLD: set[str] = set()  # those that cannot resume exactly
-
-
-def program(function: Action) -> Action:
-    """Registers a function that returns the arguments of `fit`, and the model if it is special."""
-    PROGRAMS[function.__name__] = function
-    return function
-
-
-def told(function: Action) -> Action:
-    """Registers a program that cannot resume exactly, and must be told so at its first start."""
-    TOLD.add(function.__name__)
-    return program(function)
 
 
 def rows(first: int = 0, last: int = ROWS) -> tf.data.Dataset:
@@ -73,6 +63,13 @@ def rows(first: int = 0, last: int = ROWS) -> tf.data.Dataset:
 
 def part(number: Any) -> tf.data.Dataset:
     return rows().skip(number * 8).take(8)
+
+
+def numpy_noise(x: Any, y: Any) -> Any:
+    noisy = tf.numpy_function(
+        lambda value: value + np.random.normal(size=4).astype("float32"), [x], tf.float32
+    )
+    return tf.ensure_shape(noisy, (4,)), y
 
 
 # Data. Each function returns a dataset of rows.
@@ -94,73 +91,6 @@ DATASETS: dict[str, Action] = {
 }
 
 
-def numpy_noise(x: Any, y: Any) -> Any:
-    noisy = tf.numpy_function(
-        lambda value: value + np.random.normal(size=4).astype("float32"), [x], tf.float32
-    )
-    return tf.ensure_shape(noisy, (4,)), y
-
-
-def of_dataset(make: Action) -> Action:
-    return lambda: {"x": make().batch(BATCH)}
-
-
-for _name, _make in DATASETS.items():
-    PROGRAMS[_name] = of_dataset(_make)
-
-
-@program
-def random_generator() -> Fields:
-    generator = tf.random.Generator.from_seed(3)
-    return {"x": rows().map(lambda x, y: (x + generator.normal((4,)), y)).batch(BATCH)}
-
-
-@program
-def layer_in_map() -> Fields:
-    layer = keras.layers.GaussianNoise(1.0)
-    return {"x": rows().batch(BATCH).map(lambda x, y: (layer(x, training=True), y))}
-
-
-@told
-def generator_of_the_model_in_map() -> Fields:
-    """The data change a variable of the model."""
-    model = perceptron(keras.layers.Dense(4, "tanh"))
-    model.generator = tf.random.Generator.from_seed(3)
-    data = rows().batch(BATCH).map(lambda x, y: (x + model.generator.normal((4,)), y))
-    return {"x": data, "model": model}
-
-
-@told
-def weight_in_map() -> Fields:
-    """The data read a weight of the model, and must be read again."""
-    model = perceptron(keras.layers.Dense(4, "tanh"))
-    weight = model.layers[0].kernel.value
-    data = rows().batch(BATCH).cache().map(lambda x, y: (x + tf.reduce_sum(weight), y))
-    return {"x": data, "model": model}
-
-
-@program
-def endless() -> Fields:
-    return {
-        "x": rows().shuffle(ROWS, seed=1).cache().repeat().batch(BATCH),
-        "steps_per_epoch": 3,
-    }
-
-
-@program
-def counting_generator() -> Fields:
-    epoch = 0
-
-    def generate() -> Iterator[Any]:
-        nonlocal epoch
-        epoch += 1
-        for row in np.random.default_rng(epoch).permutation(ROWS):
-            yield X[row], Y[row]
-
-    data = tf.data.Dataset.from_generator(generate, output_signature=SIGNATURE)
-    return {"x": data.batch(BATCH)}
-
-
 class Batches(keras.utils.PyDataset):  # type: ignore[misc]
     """Shuffles after each epoch, and adds noise."""
 
@@ -180,33 +110,6 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
         self.order = self.random.permutation(ROWS)
 
 
-@program
-def py_dataset() -> Fields:
-    return {"x": Batches()}
-
-
-@program
-def py_dataset_for_validation() -> Fields:
-    return {"x": rows().batch(BATCH), "validation_data": Batches()}
-
-
-@program
-def cached_validation() -> Fields:
-    validation = rows().shuffle(ROWS, seed=3).take(9).cache().batch(BATCH)
-    return {"x": rows().batch(BATCH), "validation_data": validation}
-
-
-@program
-def python_generator() -> Fields:
-    def generate() -> Iterator[Any]:
-        numbers = np.random.default_rng(1)
-        while True:
-            chosen = numbers.permutation(ROWS)[:BATCH]
-            yield X[chosen], Y[chosen]
-
-    return {"x": generate(), "steps_per_epoch": 3}
-
-
 # Models.
 
 
@@ -220,7 +123,7 @@ class Noise(keras.layers.Layer):  # type: ignore[misc]
 
 
 def noisy(draw: Any, **how: Any) -> Fields:
-    return {"x": X, "y": Y, "batch_size": BATCH, "model": perceptron(Noise(draw), **how)}
+    return {**ARRAYS, "model": perceptron(Noise(draw), **how)}
 
 
 def perceptron(*layers: Any, kind: Any = keras.Sequential, **how: Any) -> Any:
@@ -229,71 +132,6 @@ def perceptron(*layers: Any, kind: Any = keras.Sequential, **how: Any) -> Any:
         optimizer = how.pop("optimizer", None) or keras.optimizers.SGD(0.05, momentum=0.5)
         model.compile(optimizer, "mse", **how)
     return model
-
-
-@program
-def keras_random_in_call() -> Fields:
-    return noisy(lambda shape: keras.random.normal((1, 4)))
-
-
-@program
-def tf_random_in_eager_call() -> Fields:
-    return noisy(lambda shape: tf.random.normal((1, 4)), run_eagerly=True)
-
-
-@told
-def tf_random_in_call() -> Fields:
-    return noisy(lambda shape: tf.random.normal((1, 4)))
-
-
-@told
-def random_generator_in_call() -> Fields:
-    generator = tf.random.Generator.from_seed(3)
-    return noisy(lambda shape: generator.normal((1, 4)))
-
-
-@program
-def data_that_ends_within_an_epoch() -> Fields:
-    return {"x": rows().batch(BATCH), "steps_per_epoch": 3}
-
-
-@program
-def steps_per_execution() -> Fields:
-    return {"x": rows(last=27).batch(BATCH), "model": perceptron(steps_per_execution=3)}
-
-
-@program
-def dropout_and_normalization() -> Fields:
-    layers = [keras.layers.Dropout(0.5), keras.layers.BatchNormalization()]
-    return {"x": rows().batch(BATCH), "model": perceptron(*layers)}
-
-
-@program
-def scaled_optimizer() -> Fields:
-    """It has a loss scale, averaged weights and a learning-rate schedule."""
-    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.9)
-    adam = keras.optimizers.Adam(rate, use_ema=True, ema_momentum=0.9)
-    optimizer = keras.mixed_precision.LossScaleOptimizer(adam, initial_scale=2.0)
-    return {"x": rows().batch(BATCH), "model": perceptron(optimizer=optimizer)}
-
-
-@program
-def early_stopping() -> Fields:
-    """Ends the training because the rate is too high. A callback also lowers it."""
-    stopping = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
-    return {
-        "x": rows().batch(BATCH),
-        "model": perceptron(optimizer=keras.optimizers.SGD(0.6)),
-        "validation_data": rows(last=9).batch(BATCH),
-        "callbacks": [stopping, keras.callbacks.ReduceLROnPlateau("loss", patience=1)],
-    }
-
-
-@program
-def learning_rate_scheduler() -> Fields:
-    """Halves the rate at the start of each epoch, including a resumed one."""
-    halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
-    return {"x": rows().batch(BATCH), "callbacks": [halve]}
 
 
 class Silent(keras.Sequential):  # type: ignore[misc]
@@ -308,40 +146,21 @@ class OwnOptimizer(keras.Sequential):  # type: ignore[misc]
 
     def train_step(self, data: Any) -> Fields:
         with tf.GradientTape() as tape:
-            loss = self.compute_loss(y=data[1], y_pred=self(data[0]))
+            loss = self.compute_loss(
+                y=data[1],
+                y_pred=self(data[0]),
+            )
         weights = self.trainable_variables
         self.second.apply(tape.gradient(loss, weights), weights)
         return {"loss": loss}
 
 
-@told
-def optimizer_that_is_not_built() -> Fields:
-    model = perceptron(kind=OwnOptimizer)
-    with strategy.scope():
-        model.second = keras.optimizers.Adam(0.01)
-    return {"x": rows().batch(BATCH), "model": model}
-
-
-@program
-def metric_of_several_numbers() -> Fields:
-    metric = keras.metrics.F1Score(average=None, threshold=0.5)
-    return {"x": rows().batch(BATCH), "model": perceptron(metrics=[metric])}
-
-
-@program
-def step_of_its_own() -> Fields:
-    return {"x": rows().batch(BATCH), "model": perceptron(kind=Silent, metrics=["mae"])}
+# Callbacks.
 
 
 class Stops(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.model.stop_training = epoch == 3
-
-
-@program
-def stop_at_the_beginning() -> Fields:
-    """Keras trains one step of an epoch that a callback stops as it begins."""
-    return {"x": rows().batch(BATCH), "callbacks": [Stops()]}
 
 
 class Evaluates(keras.callbacks.Callback):  # type: ignore[misc]
@@ -350,24 +169,9 @@ class Evaluates(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.evaluate(X[:10], Y[:10], verbose=0)
 
 
-@program
-def evaluation_after_the_last_step() -> Fields:
-    """An epoch's history has the metrics of what was evaluated last."""
-    return {"x": rows().batch(BATCH), "callbacks": [Evaluates()]}
-
-
-@program
-def not_built() -> Fields:
-    with strategy.scope():
-        model = keras.Sequential([keras.layers.Dense(1)])
-        model.compile("adam", "mse")
-    return {"x": rows().batch(BATCH), "model": model}
-
-
-# Callbacks. Each sets the rate from its state, which changes in place.
-
-
 class Rate(keras.callbacks.Callback):  # type: ignore[misc]
+    """Sets the learning rate from its state, which changes in place."""
+
     def __init__(self, state: Any, rate: Any) -> None:
         super().__init__()
         self.state = state
@@ -407,88 +211,219 @@ def growing(state: Any, step: int) -> float:
     return float(sum(each.total for each in state))
 
 
+# The state of a callback, and the rate that it makes of that. Objects in a list, and what a closure
+# counts, are not there when the program starts again.
 CALLBACKS: dict[str, Any] = {
     "dataclass": (Sum, lambda state, step: state.add(step)),
     "list_of_objects": (list, growing),
     "closure": (counter, lambda state, step: state()),
+    "iterator": (lambda: (float(n) for n in range(1000)), lambda state, step: next(state)),
     "global_numpy": (lambda: None, lambda state, step: np.random.normal()),
     "eager_tensorflow": (lambda: None, lambda state, step: float(tf.random.normal(()))),
 }
 
 
+def log_to_csv() -> Any:
+    return keras.callbacks.CSVLogger(os.path.join(tempfile.mkdtemp(), "log.csv"))
+
+
+# Programs: the arguments of `fit`, and the model if it is special. Without data, they train on the
+# rows in batches.
+PROGRAMS: dict[str, Action] = {
+    "endless": lambda: {
+        "x": rows().shuffle(ROWS, seed=1).cache().repeat().batch(BATCH),
+        "steps_per_epoch": 3,
+    },
+    "py_dataset": lambda: {"x": Batches()},
+    "py_dataset_for_validation": lambda: {"validation_data": Batches()},
+    "cached_validation": lambda: {
+        "validation_data": rows().shuffle(ROWS, seed=3).take(9).cache().batch(BATCH)
+    },
+    "keras_random_in_call": lambda: noisy(lambda shape: keras.random.normal((1, 4))),
+    "tf_random_in_call": lambda: noisy(lambda shape: tf.random.normal((1, 4))),
+    "tf_random_in_eager_call": lambda: noisy(
+        lambda shape: tf.random.normal((1, 4)), run_eagerly=True
+    ),
+    "data_that_ends_within_an_epoch": lambda: {"steps_per_epoch": 3},
+    "steps_per_execution": lambda: {
+        "x": rows(last=27).batch(BATCH),
+        "model": perceptron(steps_per_execution=3),
+    },
+    "dropout_and_normalization": lambda: {
+        "model": perceptron(keras.layers.Dropout(0.5), keras.layers.BatchNormalization())
+    },
+    # It halves the rate at the start of each epoch, including a resumed one.
+    "learning_rate_scheduler": lambda: {
+        "callbacks": [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)]
+    },
+    "metric_of_several_numbers": lambda: {
+        "model": perceptron(
+            metrics=[
+                keras.metrics.F1Score(
+                    average=None,
+                    threshold=0.5,
+                )
+            ]
+        )
+    },
+    "step_of_its_own": lambda: {
+        "model": perceptron(
+            kind=Silent,
+            metrics=["mae"],
+        )
+    },
+    # Keras trains one step of an epoch that a callback stops as it begins.
+    "stop_at_the_beginning": lambda: {"callbacks": [Stops()]},
+    # An epoch's history has the metrics of what was evaluated last.
+    "evaluation_after_the_last_step": lambda: {"callbacks": [Evaluates()]},
+    "csv_logger": lambda: {**ARRAYS, "callbacks": [log_to_csv()]},
+}
+
+
+def program(function: Action) -> Action:
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+def of_dataset(make: Action) -> Action:
+    return lambda: {"x": make().batch(BATCH)}
+
+
 def of_callback(state: Action, rate: Any) -> Action:
-    return lambda: {
-        "x": X,
-        "y": Y,
-        "batch_size": BATCH,
-        "callbacks": [Rate(state(), rate)],
-    }
+    return lambda: {**ARRAYS, "callbacks": [Rate(state(), rate)]}
 
 
-for _name, (_state, _rate) in CALLBACKS.items():
-    PROGRAMS[f"callback_with_{_name}"] = of_callback(_state, _rate)
-# Objects in a list are not there when the program starts again.
-TOLD |= {"callback_with_closure", "callback_with_list_of_objects"}
+for _name, _make in DATASETS.items():
+    PROGRAMS[_name] = of_dataset(_make)
+for _name, _of_rate in CALLBACKS.items():
+    PROGRAMS[f"callback_with_{_name}"] = of_callback(*_of_rate)
 
 
-@told
-def callback_with_iterator() -> Fields:
-    rates = (float(number) for number in range(1000))
-    how: Fields = of_callback(lambda: rates, lambda state, step: next(state))()
-    return how
+@program
+def random_generator() -> Fields:
+    generator = tf.random.Generator.from_seed(3)
+    return {"x": rows().map(lambda x, y: (x + generator.normal((4,)), y)).batch(BATCH)}
 
 
-@told
-def csv_logger() -> Fields:
-    path = os.path.join(tempfile.mkdtemp(), "log.csv")
+@program
+def layer_in_map() -> Fields:
+    layer = keras.layers.GaussianNoise(1.0)
+    return {"x": rows().batch(BATCH).map(lambda x, y: (layer(x, training=True), y))}
+
+
+@program
+def generator_of_the_model_in_map() -> Fields:
+    """The data change a variable of the model."""
+    model = perceptron(keras.layers.Dense(4, "tanh"))
+    model.generator = tf.random.Generator.from_seed(3)
+    data = rows().batch(BATCH).map(lambda x, y: (x + model.generator.normal((4,)), y))
+    return {"x": data, "model": model}
+
+
+@program
+def weight_in_map() -> Fields:
+    """The data read a weight of the model, and must be read again."""
+    model = perceptron(keras.layers.Dense(4, "tanh"))
+    weight = model.layers[0].kernel.value
+    data = rows().batch(BATCH).cache().map(lambda x, y: (x + tf.reduce_sum(weight), y))
+    return {"x": data, "model": model}
+
+
+@program
+def counting_generator() -> Fields:
+    epoch = 0
+
+    def generate() -> Iterator[Any]:
+        nonlocal epoch
+        epoch += 1
+        for row in np.random.default_rng(epoch).permutation(ROWS):
+            yield X[row], Y[row]
+
+    data = tf.data.Dataset.from_generator(generate, output_signature=SIGNATURE)
+    return {"x": data.batch(BATCH)}
+
+
+@program
+def python_generator() -> Fields:
+    def generate() -> Iterator[Any]:
+        numbers = np.random.default_rng(1)
+        while True:
+            chosen = numbers.permutation(ROWS)[:BATCH]
+            yield X[chosen], Y[chosen]
+
+    return {"x": generate(), "steps_per_epoch": 3}
+
+
+@program
+def random_generator_in_call() -> Fields:
+    generator = tf.random.Generator.from_seed(3)
+    return noisy(lambda shape: generator.normal((1, 4)))
+
+
+@program
+def scaled_optimizer() -> Fields:
+    """It has a loss scale, averaged weights and a learning-rate schedule."""
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.9)
+    adam = keras.optimizers.Adam(
+        rate,
+        use_ema=True,
+        ema_momentum=0.9,
+    )
+    optimizer = keras.mixed_precision.LossScaleOptimizer(adam, initial_scale=2.0)
+    return {"model": perceptron(optimizer=optimizer)}
+
+
+@program
+def early_stopping() -> Fields:
+    """Ends the training because the rate is too high. A callback also lowers it."""
+    stopping = keras.callbacks.EarlyStopping(
+        "val_loss",
+        patience=1,
+        restore_best_weights=True,
+    )
     return {
-        "x": X,
-        "y": Y,
-        "batch_size": BATCH,
-        "callbacks": [keras.callbacks.CSVLogger(path)],
+        "model": perceptron(optimizer=keras.optimizers.SGD(0.6)),
+        "validation_data": rows(last=9).batch(BATCH),
+        "callbacks": [stopping, keras.callbacks.ReduceLROnPlateau("loss", patience=1)],
     }
 
 
-class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]
-    """Calls a function after a step, counted over all epochs."""
+@program
+def optimizer_that_is_not_built() -> Fields:
+    model = perceptron(kind=OwnOptimizer)
+    with strategy.scope():
+        model.second = keras.optimizers.Adam(0.01)
+    return {"model": model}
 
-    def __init__(self, after: int, call: Action) -> None:
-        super().__init__()
-        self.left = after
-        self.call = call
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.left -= 1
-        if self.left == 0:
-            self.call()
-        elif self.left < 0:  # so that all ranks agree in time
-            time.sleep(0.4)
+@program
+def not_built() -> Fields:
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+    return {"model": model}
 
 
 def fit(name: str, *callbacks: Any) -> Fields:
     """Trains a program from its beginning, and returns its weights and history."""
     keras.utils.set_random_seed(7)
-    how = {"callbacks": [], "epochs": EPOCHS, "verbose": 0, **PROGRAMS[name]()}
+    how = {
+        "callbacks": [],
+        "epochs": EPOCHS,
+        "verbose": 0,
+        **PROGRAMS[name](),
+    }
+    how.setdefault("x", rows().batch(BATCH))
     model = how.pop("model", None) or perceptron(keras.layers.Dense(4, "tanh"))
     others = how.pop("callbacks")
-    history = model.fit(callbacks=[*callbacks, *others], **how)
+    history = model.fit(
+        callbacks=[*callbacks, *others],
+        **how,
+    )
     return {
         "weights": [value.tolist() for value in model.get_weights()],
         "history": history.history,
     }
-
-
-def break_off() -> None:
-    raise BrokenOffError
-
-
-class Lines(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: Strings = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
 
 
 def compare(name: str, steps: list[int]) -> Strings:
@@ -497,21 +432,17 @@ def compare(name: str, steps: list[int]) -> Strings:
     outcomes = []
     for step in steps:
         log.warned.clear()
-        lines = Lines()
-        logging.getLogger("slurm_resolver").addHandler(lines)
         with tempfile.TemporaryDirectory() as folder:
             backup = sr.BackupAndResume(folder, TERMINATION, save_every=1)
             try:
                 with contextlib.suppress(BrokenOffError):
-                    fit(name, Interrupt(step, break_off), backup)
+                    fit(name, Interrupt(step, raise_error), backup)
                 _end_readers()
-                warned = [line for line in lines.lines if "resume exactly" in line]
+                warned = [line for line in log.warned if "resume exactly" in line]
                 resumed = fit(name, sr.BackupAndResume(folder, TERMINATION, save_every=1))
             except Exception:
                 outcomes.append(traceback.format_exc()[-700:])
                 continue
-            finally:
-                logging.getLogger("slurm_resolver").removeHandler(lines)
         same = repr(resumed) == repr(whole)  # a tensor is no number
         outcomes.append("told" if warned else "equal" if same else "different")
     return outcomes
@@ -535,8 +466,16 @@ def main() -> None:
     parser.add_argument("kind", choices=["compare", "train"])
     parser.add_argument("--folder")
     parser.add_argument("--mirrored", action="store_true")
-    parser.add_argument("--steps", type=int, nargs="+")
-    parser.add_argument("programs", nargs="*", default=list(PROGRAMS))
+    parser.add_argument(
+        "--steps",
+        type=int,
+        nargs="+",
+    )
+    parser.add_argument(
+        "programs",
+        nargs="*",
+        default=list(PROGRAMS),
+    )
     args = parser.parse_args()
     if args.kind == "compare":
         TERMINATION = sr.termination_config(None, requeue=None)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import shlex
 import subprocess
-import time
 from pathlib import Path
 from typing import Callable
 
-import pytest
 from folders import helper
 from slurm_cluster import SlurmCluster
 from slurm_command import end_srun
+from slurm_jobs import read, wait_for
 
 # Each task leaves its errors and its exit status. An old srun may need minutes to
 # end after a node was cut off, and loses what that node's task has printed.
@@ -57,20 +56,19 @@ class Job:
 
     def await_steps(self, more: int = 3) -> None:
         """Waits until this many more steps are done."""
-        path = self.output / "steps"
+        wanted = self.steps() + more
+        self.until(lambda: self.steps() >= wanted, 90)
 
-        def done() -> int:
-            return int(path.read_text()) if path.exists() else 0
-
-        wanted = done() + more
-        self.until(lambda: done() >= wanted, 90)
+    def steps(self) -> int:
+        return int(read(self.output / "steps") or 0)
 
     def until(self, what: Callable[[], bool], seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while not what():
-            if time.monotonic() > deadline or (self.process.poll() is not None and not what()):
-                pytest.fail("\n".join([f"ended: {self.ends()}", *self.end(), self.errors()]))
-            time.sleep(0.05)
+        """Waits until something happens; it is an error if srun ends before."""
+        wait_for(lambda: what() or self.process.poll() is not None, seconds, self.explain)
+        assert what(), self.explain()
+
+    def explain(self) -> str:
+        return "\n".join([f"ended: {self.ends()}", *self.end(), self.errors()])
 
     def kill(self, task: str, rank: int) -> None:
         pid = (self.output / f"{task}.pid").read_text()

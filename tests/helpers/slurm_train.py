@@ -29,6 +29,13 @@ import slurm_resolver as sr  # noqa: E402
 STEPS = 10  # in an epoch
 EXAMPLES = 8 * STEPS
 BATCH = 8
+OPTIONS = {
+    "--epochs": 4,
+    "--per-epoch": 0,  # keras: with 1, an iterator for each epoch
+    "--batch-of-each": 0,  # keras: rows in a worker's batch; with 0, there are 8 in all
+    "--ballast": 0,  # loop: MiB that the checkpoint has
+    "--sleep": 0.0,
+}
 
 
 class Story:
@@ -66,7 +73,10 @@ class Story:
         if what == "SIGTERM in validation":
             self.signals_in_validation = True
         elif what == "kill in save":
-            threading.Thread(target=self.kill_in_save, daemon=True).start()
+            threading.Thread(
+                target=self.kill_in_save,
+                daemon=True,
+            ).start()
         elif what.startswith("SIG"):
             os.kill(os.getpid(), getattr(signal, what))
         else:
@@ -205,36 +215,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=("keras", "loop"))
     parser.add_argument("out")
-    parser.add_argument(
-        "--epochs",
-        type=int,
-        default=4,
-    )
-    parser.add_argument("--save-every", type=int)
-    parser.add_argument(
-        "--per-epoch",
-        type=int,
-        default=0,
-        help="keras: an iterator each epoch",
-    )
-    parser.add_argument(
-        "--batch-of-each",
-        type=int,
-        default=0,
-        help="keras: worker's; 0: 8 of all",
-    )
-    parser.add_argument(
-        "--sleep",
-        type=float,
-        default=0.0,
-    )
-    parser.add_argument(
-        "--ballast",
-        type=int,
-        default=0,
-        help="MiB that the checkpoint holds",
-    )
     parser.add_argument("--faults", default="[]")
+    for name, default in OPTIONS.items():
+        parser.add_argument(
+            name,
+            type=type(default),
+            default=default,
+        )
+    parser.add_argument("--save-every", type=int)
     args = parser.parse_args()
 
     resolver = sr.SlurmClusterResolver()

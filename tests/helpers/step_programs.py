@@ -16,17 +16,20 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import tensorflow as tf
 from keras_3 import keras
+from keras_programs.common import COLUMNS, PADDED, X, Y, crossentropy
+from keras_programs.losses import precision
+from keras_programs.steps import NETWORKS, Networks, small
 
 from slurm_resolver.tf.partition.emission import Plan
 from slurm_resolver.tf.partition.step import plan_step
 
 ROWS = 13  # of a batch; the last batch has fewer
-COLUMNS = 6
 CLASSES = 3
 
 layers: Any = keras.layers
 ops: Any = keras.ops
 optimizers: Any = keras.optimizers
+mean: Any = layers.GlobalAveragePooling1D
 
 Data = tuple[Any, Any]
 Program = Callable[[], tuple[Any, Data]]
@@ -56,33 +59,11 @@ def case(collectives: int, nightly: bool = True) -> Callable[[Program], Program]
 
 
 random = np.random.default_rng(1)
-TABLE = random.normal(size=(3 * ROWS, COLUMNS)).astype("float32")
-LABELS = random.integers(
-    0,
-    CLASSES,
-    3 * ROWS,
-).astype("int32")
+TABLE = X[: 3 * ROWS]
+LABELS = Y[: 3 * ROWS]
+TOKENS = PADDED[: 3 * ROWS]
 IMAGES = random.normal(size=(3 * ROWS, 8, 8, 3)).astype("float32")
 SERIES = random.normal(size=(3 * ROWS, 5, 2)).astype("float32")
-LENGTHS = random.integers(
-    1,
-    7,
-    3 * ROWS,
-)
-TOKENS = np.where(
-    np.arange(6) < LENGTHS[:, None],
-    random.integers(
-        1,
-        9,
-        (3 * ROWS, 6),
-    ),
-    0,
-)
-VIEW = (TABLE + 0.1 * random.normal(size=TABLE.shape)).astype("float32")
-
-
-def cross_entropy() -> Any:
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def classifier(
@@ -95,39 +76,42 @@ def classifier(
     found = model(inputs, layers.Dense(CLASSES)(hidden))
     arguments = {
         "optimizer": keras.optimizers.Adam(0.01),
-        "loss": cross_entropy(),
+        "loss": crossentropy(),
         "metrics": ["accuracy"],
     }
     found.compile(**{**arguments, **given})
     return found
 
 
-def mlp(*more: Any, model: Any = keras.Model, **given: Any) -> tuple[Any, Data]:
+def stacked(
+    inputs: Any, data: Data, *hidden: Any, model: Any = keras.Model, **given: Any
+) -> tuple[Any, Data]:
+    """Returns a classifier of these layers, and its data."""
+    found = inputs
+    for layer in hidden:
+        found = layer(found)
+    return classifier(inputs, found, model, **given), data
+
+
+def mlp(*more: Any, **given: Any) -> tuple[Any, Data]:
     """Returns a model of dense layers, and of others after the first one."""
-    inputs = keras.Input((COLUMNS,))
-    hidden = layers.Dense(8, "relu")(inputs)
-    for layer in more:
-        hidden = layer(hidden)
-    found = classifier(
-        inputs,
-        hidden,
-        model,
-        **given,
-    )
-    return found, (TABLE, LABELS)
+    first = layers.Dense(8, "relu")
+    return stacked(keras.Input((COLUMNS,)), (TABLE, LABELS), first, *more, **given)
 
 
-def tokens_model(*more: Any) -> tuple[Any, Data]:
+def tokens_model(*hidden: Any) -> tuple[Any, Data]:
     """Returns a model of tokens, of which some are masked."""
     inputs = keras.Input((6,), dtype="int32")
-    hidden = layers.Embedding(
-        9,
-        8,
-        mask_zero=True,
-    )(inputs)
-    for layer in more:
-        hidden = layer(hidden)
-    return classifier(inputs, hidden), (TOKENS.astype("int32"), LABELS)
+    embedding = layers.Embedding(9, 8, mask_zero=True)
+    return stacked(inputs, (TOKENS, LABELS), embedding, *hidden)
+
+
+def images_model(*hidden: Any, **given: Any) -> tuple[Any, Data]:
+    return stacked(keras.Input((8, 8, 3)), (IMAGES, LABELS), *hidden, layers.Flatten(), **given)
+
+
+def series_model(*hidden: Any) -> tuple[Any, Data]:
+    return stacked(keras.Input((5, 2)), (SERIES, LABELS), *hidden)
 
 
 # --- Keras' own steps ----------------------------------------------------------------------------
@@ -150,38 +134,34 @@ def speech() -> tuple[Any, Data]:
 
 @case(collectives=1, nightly=False)
 def convolutions() -> Any:
-    inputs = keras.Input((8, 8, 3))
-    hidden = layers.Conv2D(
-        4,
-        3,
-        activation="relu",
-        padding="same",
-    )(inputs)
-    hidden = layers.MaxPooling2D()(hidden)
-    hidden = layers.DepthwiseConv2D(3)(hidden)
-    hidden = layers.AveragePooling2D(2)(hidden)
-    hidden = layers.Flatten()(hidden)
-    return classifier(inputs, hidden), (IMAGES, LABELS)
+    return images_model(
+        layers.Conv2D(
+            4,
+            3,
+            activation="relu",
+            padding="same",
+        ),
+        layers.MaxPooling2D(),
+        layers.DepthwiseConv2D(3),
+        layers.AveragePooling2D(2),
+    )
 
 
 @case(collectives=5)
 def synchronized_batch_normalization() -> Any:
-    inputs = keras.Input((8, 8, 3))
-    hidden = layers.BatchNormalization(synchronized=True)(inputs)
-    hidden = layers.Conv2D(4, 3)(hidden)
-    hidden = layers.BatchNormalization(synchronized=True)(hidden)
-    hidden = layers.Flatten()(hidden)
-    # Adam would enlarge the rounding of the gradient of a bias before the statistics, which is 0.
-    return classifier(inputs, hidden, optimizer=optimizers.SGD(0.1)), (IMAGES, LABELS)
+    return images_model(
+        layers.BatchNormalization(synchronized=True),
+        layers.Conv2D(4, 3),
+        layers.BatchNormalization(synchronized=True),
+        # Adam would enlarge the rounding of a bias' gradient before the statistics, which is 0.
+        optimizer=optimizers.SGD(0.1),
+    )
 
 
 @case(collectives=1)
 def half_precision() -> Any:
-    keras.mixed_precision.set_global_policy("mixed_float16")
-    try:
+    with precision("mixed_float16"):
         return mlp(optimizer=optimizers.SGD(0.1))
-    finally:
-        keras.mixed_precision.set_global_policy("float32")
 
 
 class Attention(keras.layers.Layer):  # type: ignore[misc]
@@ -201,58 +181,24 @@ class Attention(keras.layers.Layer):  # type: ignore[misc]
         return layers.add([inputs, attended])
 
 
-@case(collectives=1)
-def attention() -> Any:
-    inputs = keras.Input((5, 2))
-    hidden = layers.Dense(8)(inputs)
-    hidden = Attention()(hidden)
-    hidden = layers.LayerNormalization()(hidden)
-    hidden = layers.GlobalAveragePooling1D()(hidden)
-    return classifier(inputs, hidden), (SERIES, LABELS)
-
-
-@case(collectives=1, nightly=False)
-def lstm() -> Any:
-    inputs = keras.Input((5, 2))
-    hidden = layers.LSTM(4)(inputs)
-    return classifier(inputs, hidden), (SERIES, LABELS)
-
-
 # --- Steps that compare rows ---------------------------------------------------------------------
 
 
-class TwoViews(keras.Model):  # type: ignore[misc]
-    """A model whose loss is computed of two views of a batch."""
-
-    def __init__(self, loss_of: Callable[[Any, Any], Any]) -> None:
-        super().__init__()
-        self.encoder = keras.Sequential(
-            [
-                keras.Input((COLUMNS,)),
-                layers.Dense(8, "tanh"),
-                layers.Dense(4),
-            ]
-        )
-        self.loss_of = loss_of
-
-    def call(self, inputs: Any) -> Any:
-        return self.encoder(inputs)
-
-    def train_step(self, data: Any) -> Any:
-        first, second = data
-        with tf.GradientTape() as tape:
-            one = self(first, training=True)
-            other = self(second, training=True)
-            loss = self.loss_of(one, other)
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
-        return {"loss": loss}
+def network(kind: Callable[[], Any]) -> tuple[Any, Data]:
+    """Returns one of the models of several networks, which have steps of their own."""
+    model = kind()
+    model.compile()
+    return model, (TABLE, LABELS)
 
 
 def two_views(loss_of: Callable[[Any, Any], Any]) -> tuple[Any, Data]:
-    model = TwoViews(loss_of)
-    model.compile(keras.optimizers.SGD(0.1))
-    return model, (TABLE, VIEW)
+    """Returns a model whose loss compares two views of each row, which are its halves."""
+
+    class TwoViews(Networks):
+        def loss_of(self, x: Any) -> Any:
+            return loss_of(*map(self.embedding, ops.split(x, 2, axis=1)))
+
+    return network(lambda: TwoViews(embedding=small(COLUMNS // 2, 4)))
 
 
 @case(collectives=3, nightly=False)
@@ -277,18 +223,13 @@ def simclr() -> Any:
 
 @case(collectives=4)
 def clip() -> Any:
-    def crossentropy(labels: Any, logits: Any) -> Any:
-        return keras.losses.sparse_categorical_crossentropy(
-            labels,
-            logits,
-            from_logits=True,
-        )
+    errors_of = keras.losses.sparse_categorical_crossentropy
 
     def loss(first: Any, second: Any) -> Any:
         alike = first @ tf.transpose(second)
         labels = ops.arange(ops.shape(first)[0])
-        one = crossentropy(labels, alike)
-        other = crossentropy(labels, ops.transpose(alike))
+        one = errors_of(labels, alike, from_logits=True)
+        other = errors_of(labels, ops.transpose(alike), from_logits=True)
         return ops.mean(one + other)
 
     return two_views(loss)
@@ -392,106 +333,30 @@ def moving_centres() -> Any:
 
         def call(self, inputs: Any) -> Any:
             hidden, labels = inputs
-            labels = ops.reshape(labels, (-1,))
-            own = ops.take(
-                self.centres,
-                labels,
-                0,
-            )
-            distances = ops.sum((hidden - own) ** 2, 1)
-            self.add_loss(0.1 * ops.mean(distances))
-            ones = ops.ones_like(distances)
-            counts = ops.segment_sum(
-                ones,
-                labels,
-                CLASSES,
-            )
-            moved = ops.segment_sum(
-                own - ops.stop_gradient(hidden),
-                labels,
-                CLASSES,
-            )
-            moved = 0.5 * moved / (1 + counts[:, None])
-            self.centres.assign(self.centres - moved)
+            distances = hidden - ops.take(self.centres, labels, 0)
+            self.add_loss(0.1 * ops.mean(ops.sum(distances**2, 1)))
+            moved = ops.segment_sum(ops.stop_gradient(distances), labels, CLASSES)
+            counts = ops.segment_sum(ops.ones_like(distances), labels, CLASSES)
+            self.centres.assign_add(0.5 * moved / (1 + counts))
             return hidden
 
     inputs = keras.Input((COLUMNS,))
-    labels = keras.Input((1,), dtype="int32")
+    labels = keras.Input((), dtype="int32")
     hidden = layers.Dense(8, "tanh")(inputs)
     hidden = Centres()([hidden, labels])
     model = classifier([inputs, labels], hidden)
-    return model, ((TABLE, LABELS[:, None]), LABELS)
-
-
-@case(collectives=1)
-def wgan_gp() -> Any:
-    class Gan(keras.Model):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.generator = keras.Sequential(
-                [
-                    keras.Input((COLUMNS,)),
-                    layers.Dense(6, "tanh"),
-                ]
-            )
-            self.critic = keras.Sequential(
-                [
-                    keras.Input((COLUMNS,)),
-                    layers.Dense(5, "relu"),
-                    layers.Dense(1),
-                ]
-            )
-            self.seeds = keras.random.SeedGenerator(3)
-
-        def call(self, inputs: Any) -> Any:
-            return self.critic(self.generator(inputs))
-
-        def train_step(self, data: Any) -> Any:
-            real, _ = data
-            shape = ops.shape(real)
-            noise = keras.random.normal(shape, seed=self.seeds)
-            with tf.GradientTape() as tape:
-                made = self.generator(noise)
-                loss = tf.reduce_mean(self.critic(made) - self.critic(real))
-                with tf.GradientTape() as penalty:
-                    mixed = 0.5 * (real + made)
-                    penalty.watch(mixed)
-                    output = self.critic(mixed)
-                slopes = penalty.gradient(output, mixed)
-                lengths = tf.norm(slopes, axis=1)
-                loss += 10.0 * tf.reduce_mean(tf.square(lengths - 1.0))
-            variables = self.critic.trainable_variables
-            gradients = tape.gradient(loss, variables)
-            self.optimizer.apply(gradients, variables)
-            return {"loss": loss}
-
-    model = Gan()
-    model.compile(keras.optimizers.SGD(0.1))
-    model.optimizer.build(model.critic.trainable_variables)
-    return model, (TABLE, LABELS)
+    return model, ((TABLE, LABELS), LABELS)
 
 
 @case(collectives=2)
-def function_in_a_step() -> Any:
-    class Nested(keras.Model):  # type: ignore[misc]
-        def train_step(self, data: Any) -> Any:
-            table, labels = data
+def gan_with_a_gradient_penalty() -> Any:
+    return network(NETWORKS["gan"])
 
-            def loss_of(table: Any, labels: Any) -> Any:
-                logits = self(table, training=True)
-                return tf.reduce_mean(errors(labels, logits))
 
-            with tf.GradientTape() as tape:
-                loss = tf.function(loss_of)(table, labels)
-            gradients = tape.gradient(loss, self.trainable_variables)
-            self.optimizer.apply(gradients, self.trainable_variables)
-            return self.compute_metrics(
-                table,
-                labels,
-                self(table),
-            )
-
-    return mlp(model=Nested)
+@case(collectives=1)
+def vae() -> Any:
+    """Draws noise for each row."""
+    return network(NETWORKS["vae"])
 
 
 # --- Programs of one line ------------------------------------------------------------------------
@@ -502,14 +367,16 @@ MODELS = """
 dense: mlp() -> 1
 dropout: mlp(layers.Dropout(0.5, seed=1), layers.GaussianNoise(0.1, seed=2)) -> 1
 batch_normalization: mlp(layers.BatchNormalization()) -> 4
-masked_attention: tokens_model(Attention(dropout=0.2), layers.GlobalAveragePooling1D()) -> 1
+masked_attention: tokens_model(Attention(dropout=0.2), mean()) -> 1
 masked_gru_both_ways: tokens_model(layers.Bidirectional(layers.GRU(4, dropout=0.1))) -> 1
+lstm: series_model(layers.LSTM(4)) -> 1
+attention: series_model(layers.Dense(8), Attention(), layers.LayerNormalization(), mean()) -> 1
 regularized: mlp(layers.Dense(4, kernel_regularizer="l2", activity_regularizer="l1")) -> 1
 clipped_gradients: mlp(optimizer=optimizers.Adam(0.01, global_clipnorm=0.1)) -> 1
 accumulated_gradients: mlp(optimizer=optimizers.Adam(0.01, gradient_accumulation_steps=2)) -> 1
 averaged_weights: mlp(optimizer=optimizers.AdamW(0.01, use_ema=True, weight_decay=0.01)) -> 1
 """
-OFTEN = ("dense", "dropout", "batch_normalization", "masked_attention")
+OFTEN = ("dense", "dropout", "batch_normalization", "masked_attention", "lstm")
 
 # A loss of labels y and logits p, and how many collectives a step has at most.
 LOSSES = """
@@ -528,6 +395,7 @@ tf.reduce_mean(errors(y, p)) * tf.random.stateless_uniform([], [1, 2])          
 tf.reduce_mean(errors(y, p + tf.random.stateless_normal(tf.shape(p), [1, 2])))              -> 1
 tf.nn.compute_average_loss(errors(y, p))                                                    -> 1
 tf.reduce_sum(tf.concat([p, 2 * p], 0)[3 : 3 + tf.shape(p)[0]])                             -> 2
+tf.function(lambda y, p: tf.reduce_mean(errors(y, p)))(y, p)                               -> 1
 tf.reduce_mean(p[:, tf.shape(p)[0] % 3])                                                    -> 1
 tf.reduce_mean(tf.square(p[: tf.shape(p)[0] // 2 * 2]))                                    -> 2
 tf.reduce_mean(tf.reshape(p[: tf.shape(p)[0] // 4 * 4], [-1, 2 * p.shape[1]]) ** 2)        -> 2

@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras_programs.common import ready
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
     CollectiveAllReduceExtended,
 )
@@ -103,20 +104,14 @@ def teacher() -> Any:
     return model
 
 
-def model_of(
-    kind: str,
-    steps: int,
-    outside: Any,
-) -> Any:
-    """Returns a compiled model.
+def model_of(kind: str, outside: Any) -> Any:
+    """Returns a model.
 
     Args:
         kind: a "compiled" one has a function that XLA compiles; that of a "teacher" uses another
             model.
-        steps: for each execution.
         outside: that other model.
     """
-    keras.utils.set_random_seed(3)
     inputs = keras.Input(SHAPE)
     hidden = inputs
     for layer in (
@@ -133,16 +128,7 @@ def model_of(
     if kind == "teacher":
         goal = outside(inputs, training=True)
         hidden = keras.layers.Add()([hidden, goal])
-    model = keras.Model(inputs, hidden)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(
-        "adam",
-        loss,
-        metrics=["accuracy"],
-        steps_per_execution=steps,
-        jit_compile=False,
-    )
-    return model
+    return keras.Model(inputs, hidden)
 
 
 def results(
@@ -152,8 +138,14 @@ def results(
 ) -> list[float]:
     """Returns losses, an evaluation, and sums of predictions and weights."""
     outside = teacher()
-    with strategy.scope():
-        model = model_of(kind, steps, outside)
+    model = ready(
+        strategy,
+        lambda: model_of(kind, outside),
+        optimizer="adam",
+        metrics=["accuracy"],
+        steps_per_execution=steps,
+        jit_compile=False,
+    )
     history = model.fit(data(kind), verbose=0).history
     losses = history["loss"]
     evaluation = model.evaluate(data(kind), verbose=0)
@@ -205,7 +197,7 @@ def main(broken: str, *kinds: str) -> None:
             )
             numbers = [round(float(value), 3) for value in values]
             print(
-                "found",
+                "told",
                 kind,
                 steps,
                 numbers,

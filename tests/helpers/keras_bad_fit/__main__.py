@@ -1,6 +1,6 @@
 """Calls Keras 3's `fit` in two workers in ways that cannot be one training.
 
-Each worker writes its errors as JSON to TASK_OUTPUT/<index>. With the name of an action of
+Each worker writes its errors as JSON to the file <index>. With the name of an action of
 `IN_ONE`, one worker does it alone.
 """
 
@@ -18,7 +18,19 @@ import tensorflow as tf
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from keras_bad_fit.common import WAYS, WORKER, Does, X, Y, data, fit, in_scope, stop, trained
+from keras_bad_fit.common import (
+    WAYS,
+    WORKER,
+    Does,
+    X,
+    Y,
+    data,
+    fit,
+    fit_with,
+    in_scope,
+    stop,
+    trained,
+)
 from kinds import Action
 
 # Each module registers its calls.
@@ -30,10 +42,6 @@ def train_short() -> None:
     """Trains on data of an unknown length, of which worker 1 has less."""
     rows = data(96 - 48 * WORKER)
     fit(x=rows.filter(lambda x, y: tf.reduce_all(x > 0)))
-
-
-def fit_with(callback: Does, worker: int) -> None:
-    fit(callbacks=[callback] if worker == WORKER else [])
 
 
 def fit_before(call: Callable[[Any], object]) -> None:
@@ -90,7 +98,7 @@ def main() -> None:
             found[name] = function()
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
-    Path(os.environ["TASK_OUTPUT"], str(WORKER)).write_text(json.dumps(found))
+    Path(str(WORKER)).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any, Callable
 import keras
 import numpy as np
 import tensorflow as tf
-from kinds import Action
+from kinds import Action, Fields
 
 import slurm_resolver as sr
 
@@ -48,12 +48,10 @@ def in_scope(make: Callable[..., Any] = model, *given: Any, **how: Any) -> Any:
 
 
 def trained(built: Any, **how: Any) -> str:
+    how.setdefault("x", data())
     built.fit(
-        **{
-            "x": data(),
-            "verbose": 0,
-            **how,
-        }
+        verbose=0,
+        **how,
     )
     return "trained"
 
@@ -75,6 +73,29 @@ def fit(metrics: int = 1, **how: Any) -> str:
         in_scope(metrics=["mae", "mape"][:metrics]),
         **how,
     )
+
+
+def fit_with(callback: Any, worker: int = 1, **how: Any) -> str:
+    """Trains with a callback in one worker."""
+    return fit(
+        callbacks=[callback] if worker == WORKER else [],
+        **how,
+    )
+
+
+class Centered(keras.Model):  # type: ignore[misc]
+    """Takes its steps itself, as a GAN does, and with an optimizer of its own if it has one."""
+
+    own_optimizer: Any = None
+
+    def train_step(self, batch: Any) -> Fields:
+        with tf.GradientTape() as tape:
+            errors = self(batch[0]) - batch[1]
+            loss = tf.reduce_mean((errors - tf.reduce_mean(errors)) ** 2)
+        weights = self.trainable_variables
+        optimizer = self.own_optimizer or self.optimizer
+        optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
 
 
 class Does(keras.callbacks.Callback):  # type: ignore[misc]

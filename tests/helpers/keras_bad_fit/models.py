@@ -7,21 +7,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras_bad_fit.common import (
+    WAYS,
+    Centered,
     X,
     Y,
     in_scope,
     model,
     of_kind,
-    of_one_layer,
     trained,
     way,
 )
-from kinds import Fields
-
-
-@way
-def model_outside() -> None:
-    trained(model())
 
 
 @way
@@ -33,35 +28,10 @@ def built_outside() -> str:
 
 
 @way
-def optimizer_outside() -> str:
-    return trained(in_scope(model, keras.optimizers.Adam()))
-
-
-class TwoSteps(keras.Model):  # type: ignore[misc]
-    """Takes its steps with optimizers of its own, as a GAN does."""
-
-    def compile(self, own_optimizer: Any) -> None:
-        super().compile()
-        self.own_optimizer = own_optimizer
-
-    def train_step(self, batch: Any) -> Fields:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((self(batch[0]) - batch[1]) ** 2)
-        weights = self.trainable_variables
-        self.own_optimizer.apply(tape.gradient(loss, weights), weights)
-        return {"loss": loss}
-
-
-@way
 def own_optimizer_outside() -> str:
-    built = in_scope(of_one_layer, TwoSteps)
-    built.compile(keras.optimizers.Adam())
+    built = of_kind(Centered)
+    built.own_optimizer = keras.optimizers.Adam()
     return trained(built)
-
-
-@way
-def batch_outside() -> None:
-    model().train_on_batch(X, Y)
 
 
 class OwnFunction(keras.Model):  # type: ignore[misc]
@@ -89,14 +59,15 @@ class WrappedFunction(keras.Model):  # type: ignore[misc]
         return counted
 
 
-@way
-def own_function() -> None:
-    trained(of_kind(OwnFunction))
-
-
-@way
-def own_function_on_batch() -> None:
-    of_kind(OwnFunction).train_on_batch(X, Y)
+WAYS.update(
+    {
+        "model_outside": lambda: trained(model()),
+        "batch_outside": lambda: model().train_on_batch(X, Y),
+        "optimizer_outside": lambda: trained(in_scope(model, keras.optimizers.Adam())),
+        "own_function": lambda: trained(of_kind(OwnFunction)),
+        "own_function_on_batch": lambda: of_kind(OwnFunction).train_on_batch(X, Y),
+    }
+)
 
 
 @way

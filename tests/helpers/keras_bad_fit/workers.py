@@ -9,12 +9,15 @@ import numpy as np
 import tensorflow as tf
 from keras_bad_fit.common import (
     STRATEGY,
+    WAYS,
     WORKER,
+    Centered,
     Does,
     X,
     Y,
     data,
     fit,
+    fit_with,
     in_scope,
     model,
     of_kind,
@@ -25,36 +28,6 @@ from keras_bad_fit.common import (
 from kinds import Fields
 
 import slurm_resolver as sr
-
-
-@way
-def other_metrics() -> None:
-    fit(metrics=1 + WORKER)
-
-
-@way
-def other_data() -> None:
-    fit(x=data(96 - 48 * WORKER))
-
-
-@way
-def other_rows() -> None:
-    fit(
-        x=np.random.default_rng(WORKER).normal(size=(96, 6)).astype("float32"),
-        y=Y,
-        batch_size=24,
-        shuffle=False,
-    )
-
-
-@way
-def other_rate() -> None:
-    fit(
-        epochs=2,
-        callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))]
-        if WORKER
-        else [],
-    )
 
 
 class Summing(keras.Model):  # type: ignore[misc]
@@ -89,11 +62,6 @@ def own_sums() -> None:
 
 
 @way
-def other_weights() -> None:
-    fit(callbacks=[Does(lambda model: model.layers[0].bias.assign([5.0]))] if WORKER else [])
-
-
-@way
 def other_weights_before() -> None:
     built = in_scope()
     if WORKER:
@@ -107,21 +75,6 @@ def other_frozen_model() -> None:
     frozen.layers[0].bias.assign([5.0 * WORKER])
     frozen.trainable = False
     trained(of_kind(lambda inputs, outputs: keras.Model(inputs, frozen(inputs) + outputs)))
-
-
-@way
-def other_momentum() -> None:
-    trained(in_scope(lambda: model(keras.optimizers.SGD(0.1, momentum=0.9 * WORKER))))
-
-
-@way
-def class_weight_in_one() -> None:
-    fit(class_weight={0: 1.0, 1: 2.0} if WORKER else None)
-
-
-@way
-def restored_in_one() -> None:
-    fit(callbacks=[sr.BackupAndResume("unused")] if WORKER else [])
 
 
 NUMBERS = np.arange(96, dtype="float32")[:, None]
@@ -154,17 +107,6 @@ class Rows(keras.utils.PyDataset):  # type: ignore[misc]
 
 
 @way
-def other_order_of_python() -> None:
-    fit(x=Rows(WORKER))
-
-
-@way
-def noise_of_its_own() -> str:
-    """The targets show that the rows are the same."""
-    return fit(x=Rows(0))
-
-
-@way
 def stops_after_an_epoch() -> int:
     """One worker has a callback, and the other gives none."""
     return len(
@@ -178,11 +120,6 @@ def own(rows: tf.data.Dataset) -> tf.data.Dataset:
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return rows.with_options(options)
-
-
-@way
-def own_data() -> None:
-    fit(x=own(data(96 - 48 * WORKER)))
 
 
 @way
@@ -242,27 +179,42 @@ def alone_on_purpose() -> str:
 
 
 @way
-def own_data_of_one_size() -> str:
-    return fit(x=own(data(96 - 48 * WORKER).repeat()), steps_per_epoch=3)
-
-
-class Centered(keras.Model):  # type: ignore[misc]
-    def train_step(self, batch: Any) -> Fields:
-        with tf.GradientTape() as tape:
-            errors = self(batch[0]) - batch[1]
-            loss = tf.reduce_mean((errors - tf.reduce_mean(errors)) ** 2)
-        weights = self.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
-        return {"loss": loss}
-
-
-@way
-def own_data_compared() -> str:
-    return trained(of_kind(Centered), x=own(data()))
-
-
-@way
 def own_data_eagerly() -> None:
     built = of_kind(Centered)
     built.run_eagerly = True
     trained(built, x=own(data()))
+
+
+WAYS.update(
+    {
+        "other_metrics": lambda: fit(metrics=1 + WORKER),
+        "other_data": lambda: fit(x=data(96 - 48 * WORKER)),
+        "other_rows": lambda: fit(
+            x=np.random.default_rng(WORKER).normal(size=(96, 6)).astype("float32"),
+            y=Y,
+            batch_size=24,
+            shuffle=False,
+        ),
+        "other_rate": lambda: fit_with(
+            keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1)),
+            epochs=2,
+        ),
+        "other_weights": lambda: fit_with(
+            Does(lambda model: model.layers[0].bias.assign([5.0])),
+        ),
+        "other_momentum": lambda: trained(
+            in_scope(lambda: model(keras.optimizers.SGD(0.1, momentum=0.9 * WORKER))),
+        ),
+        "class_weight_in_one": lambda: fit(class_weight={0: 1.0, 1: 2.0} if WORKER else None),
+        "restored_in_one": lambda: fit(callbacks=[sr.BackupAndResume("unused")] if WORKER else []),
+        "other_order_of_python": lambda: fit(x=Rows(WORKER)),
+        # The targets show that the rows are the same.
+        "noise_of_its_own": lambda: fit(x=Rows(0)),
+        "own_data": lambda: fit(x=own(data(96 - 48 * WORKER))),
+        "own_data_of_one_size": lambda: fit(
+            x=own(data(96 - 48 * WORKER).repeat()),
+            steps_per_epoch=3,
+        ),
+        "own_data_compared": lambda: trained(of_kind(Centered), x=own(data())),
+    }
+)

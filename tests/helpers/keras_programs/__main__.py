@@ -1,7 +1,7 @@
 """Runs many small Keras programs, alone or as one of several workers.
 
-The results go as JSON to TASK_OUTPUT/<index>, or to TASK_OUTPUT/alone. NAME may be a pattern, such
-as "loss_*".
+The results go as JSON to the file <index>, or to the file "alone". NAME may be a pattern, such as
+"loss_*".
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def main() -> None:
     else:
         strategy = sr.MultiWorkerMirroredStrategy()
         file = str(strategy.cluster_resolver.task_id)
-    run(strategy, names, Path(os.environ["TASK_OUTPUT"], file))
+    run(strategy, names, Path(file))
 
 
 if __name__ == "__main__":

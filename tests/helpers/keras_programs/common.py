@@ -65,13 +65,10 @@ def add(
         TOLERANCES[name] = within
 
 
-def add_each(prefix: str, run: Callable[..., Outcome], table: Fields) -> None:
+def add_each(prefix: str, run: Callable[..., Outcome], table: Fields, **how: Any) -> None:
     """Adds a program for each entry of a table; `run` gets the strategy and the entry."""
     for name, entry in table.items():
-        add(
-            f"{prefix}_{name}",
-            partial(run, entry=entry),
-        )
+        add(f"{prefix}_{name}", partial(run, entry=entry), **how)
 
 
 def program(prefix: str, **how: Any) -> Callable[[Program], Program]:
@@ -88,11 +85,7 @@ def program(prefix: str, **how: Any) -> Callable[[Program], Program]:
 
 def made(value: Any) -> Any:
     """Replaces callables by their results. Callers are in the strategy's scope."""
-    if isinstance(value, (list, tuple)):
-        return [made(item) for item in value]
-    if isinstance(value, dict):
-        return {key: made(item) for key, item in value.items()}
-    return value() if callable(value) else value
+    return tf.nest.map_structure(lambda one: one() if callable(one) else one, value)
 
 
 def data(x: Any = X, y: Any = Y, *rest: Any, rows: int = 33, batch: int = 8) -> Any:
@@ -105,7 +98,10 @@ def data(x: Any = X, y: Any = Y, *rest: Any, rows: int = 33, batch: int = 8) -> 
 
 
 def crossentropy(**how: Any) -> Any:
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **how)
+    return keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True,
+        **how,
+    )
 
 
 def sgd() -> Any:
@@ -170,11 +166,7 @@ def build(strategy: tf.distribute.Strategy, *layers: Action, **how: Any) -> Any:
 
 def numbers(value: Any) -> Any:
     """Converts all tensors in a structure to lists of Python floats."""
-    if isinstance(value, dict):
-        return {str(key): numbers(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [numbers(item) for item in value]
-    return np.asarray(value, dtype="float64").tolist()
+    return tf.nest.map_structure(lambda one: np.asarray(one, dtype="float64").tolist(), value)
 
 
 def seen(model: Any, history: Any = None, test: Any = None, predict: Any = None) -> Outcome:
@@ -218,6 +210,11 @@ def fitted(
         test if evaluate else None,
         test if predict else None,
     )
+
+
+def trained(strategy: tf.distribute.Strategy, entry: Action) -> Outcome:
+    """Trains the model that `entry` makes."""
+    return fitted(ready(strategy, entry, metrics=["accuracy"]), data(), predict=True)
 
 
 class Recorder(keras.callbacks.Callback):  # type: ignore[misc]

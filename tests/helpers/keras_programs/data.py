@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -103,12 +102,7 @@ add_each("data_arrays", arrays, ARRAYS)
 
 def records() -> Any:
     """Returns a dataset that reads a file written by this process."""
-    file = str(
-        Path(
-            os.environ["TASK_OUTPUT"],
-            f"rows{os.getpid()}.tfrecord",
-        )
-    )
+    file = f"rows{os.getpid()}.tfrecord"
     with tf.io.TFRecordWriter(file) as writer:
         for row in range(33):
             writer.write(tf.io.serialize_tensor(X[row]).numpy())
@@ -302,109 +296,65 @@ def sparse_widths(strategy: Any) -> Outcome:
     )
 
 
+def called(calls: str, **models: Any) -> Outcome:
+    """Returns the result of each call by its text."""
+    names = {**globals(), **models}
+    return {call: eval(call, names) for call in calls.strip().splitlines()}
+
+
+# Some of these rows cannot be shared equally by three workers.
+ON_BATCH = """
+model.train_on_batch(X[:24], Y[:24])
+model.train_on_batch(X[:7], Y[:7], sample_weight=WEIGHT[:7], return_dict=True)
+model.train_on_batch(X[:24], Y[:24], class_weight={0: 1.0, 1: 2.0, 2: 0.5})
+model.test_on_batch(X[:24], Y[:24])
+model.test_on_batch(X[:1], Y[:1], WEIGHT[:1])
+model.predict_on_batch(X[:24])
+model.predict_on_batch(X[:1])
+"""
+PREDICTIONS = """
+model.predict(X[:33], batch_size=8, verbose=0)
+model.predict(X[:1], verbose=0)
+model.predict(inputs.batch(8), verbose=0)
+model.predict(inputs.repeat().batch(8), steps=3, verbose=0)
+model.predict(((x,) for x, y in batches()), verbose=0)
+many.predict(X[:33], batch_size=8, verbose=0)
+many.predict(X[:100], batch_size=2, verbose=0)
+model(X[:5])
+"""
+EVALUATIONS = """
+model.evaluate(X[:33], Y[:33], 8, 0, sample_weight=WEIGHT[:33])
+model.evaluate(data(batch=8).repeat(), steps=5, verbose=0)
+model.evaluate(endless(), steps=3, verbose=0)
+model.evaluate(X[:1], Y[:1], verbose=0, return_dict=True)
+many.evaluate(data(), verbose=0)
+"""
+
+
 @registered("data")
 def on_batch(strategy: Any) -> Outcome:
-    """Calls the methods for one batch, also with rows that three workers cannot share equally."""
     model = build(strategy, weighted_metrics=["accuracy"])
-    logs = [
-        model.train_on_batch(
-            X[:24],
-            Y[:24],
-        ),
-        model.train_on_batch(
-            X[:7],
-            Y[:7],
-            sample_weight=WEIGHT[:7],
-            return_dict=True,
-        ),
-        model.train_on_batch(
-            X[:24],
-            Y[:24],
-            class_weight={
-                0: 1.0,
-                1: 2.0,
-                2: 0.5,
-            },
-        ),
-        model.test_on_batch(
-            X[:24],
-            Y[:24],
-        ),
-        model.test_on_batch(
-            X[:1],
-            Y[:1],
-            WEIGHT[:1],
-        ),
-    ]
-    predicted = [
-        model.predict_on_batch(X[:24]),
-        model.predict_on_batch(X[:1]),
-    ]
-    return {
-        "logs": numbers(logs),
-        "predict": numbers(predicted),
-        **seen(model),
-    }
+    found = called(ON_BATCH, model=model)
+    return {**numbers(found), **seen(model)}
 
 
 @registered("data")
 def predictions(strategy: Any) -> Outcome:
-    """Predicts from arrays, datasets and generators, and with many steps per execution."""
-    model = build(strategy)
-    many = build(strategy, steps_per_execution=50)
-    inputs = tf.data.Dataset.from_tensor_slices(X[:33])
-    found = {
-        "33": model.predict(X[:33], batch_size=8, verbose=0),
-        "1": model.predict(X[:1], verbose=0),
-        "dataset": model.predict(inputs.batch(8), verbose=0),
-        "steps": model.predict(
-            inputs.repeat().batch(8),
-            steps=3,
-            verbose=0,
-        ),
-        "50_steps": many.predict(
-            X[:33],
-            batch_size=8,
-            verbose=0,
-        ),
-        "50_steps_exactly": many.predict(
-            X[:100],
-            batch_size=2,
-            verbose=0,
-        ),
-        "generator": model.predict(((x,) for x, y in batches()), verbose=0),
-        "called": model(X[:5]),
-    }
-    return {
-        "shapes": {name: list(value.shape) for name, value in found.items()},
-        **numbers(found),
-    }
+    found = called(
+        PREDICTIONS,
+        model=build(strategy),
+        many=build(strategy, steps_per_execution=50),
+        inputs=tf.data.Dataset.from_tensor_slices(X[:33]),
+    )
+    shapes = {call: list(value.shape) for call, value in found.items()}
+    return {"shapes": shapes, **numbers(found)}
 
 
 @registered("data")
 def evaluations(strategy: Any) -> Outcome:
-    model = build(strategy, weighted_metrics=["accuracy"])
-    many = build(strategy, steps_per_execution=4)
-    found = {
-        "weighted": model.evaluate(
-            X[:33],
-            Y[:33],
-            8,
-            0,
-            sample_weight=WEIGHT[:33],
-        ),
-        "steps": model.evaluate(
-            data(batch=8).repeat(),
-            steps=5,
-            verbose=0,
-        ),
-        "generator_steps": model.evaluate(endless(), steps=3, verbose=0),
-        "one_row": model.evaluate(
-            X[:1],
-            Y[:1],
-            verbose=0,
-            return_dict=True,
-        ),
-        "many_steps": many.evaluate(data(), verbose=0),
-    }
+    found = called(
+        EVALUATIONS,
+        model=build(strategy, weighted_metrics=["accuracy"]),
+        many=build(strategy, steps_per_execution=4),
+    )
     return dict(numbers(found))

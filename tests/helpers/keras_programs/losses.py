@@ -33,6 +33,7 @@ from keras_programs.common import (
     perceptron,
     program,
     ready,
+    trained,
 )
 from kinds import Action, Change
 
@@ -186,14 +187,7 @@ ADDED: dict[str, Action] = {
 }
 
 
-def _added(strategy: Any, entry: Action) -> Outcome:
-    return fitted(
-        ready(strategy, entry, metrics=["accuracy"]),
-        data(),
-    )
-
-
-add_each("loss", _added, ADDED)
+add_each("loss", trained, ADDED)
 
 
 @program("loss")
@@ -368,13 +362,13 @@ def frozen_then_compiled_again(strategy: Any) -> Outcome:
     with strategy.scope():
         model.compile(
             "adam",
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            crossentropy(),
         )
     first = fitted(model, data())
     model.layers[1].trainable = True
     with strategy.scope():
         model.compile(
             ko.SGD(0.01),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            crossentropy(),
         )
     return {"first": first, **fitted(model, data())}

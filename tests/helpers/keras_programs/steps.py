@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import keras
@@ -17,7 +16,6 @@ from keras_programs.common import (
     Outcome,
     X,
     Y,
-    add,
     add_each,
     build,
     data,
@@ -69,6 +67,8 @@ class OwnStep(keras.Model):
 class Lower(keras.Model):
     """Follows the guide's lower-level step, which computes its own loss and metrics."""
 
+    own_optimizer: Any = None  # instead of that of compile()
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.own_loss = keras.metrics.Mean(name="loss")
@@ -85,7 +85,8 @@ class Lower(keras.Model):
             predicted = self(x, training=True)
             loss = self.loss_of(y, predicted)
         gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply(gradients, self.trainable_variables)
+        optimizer = self.own_optimizer or self.optimizer
+        optimizer.apply(gradients, self.trainable_variables)
         return self.told(y, predicted)
 
     def test_step(self, batch: Any) -> Fields:
@@ -110,18 +111,10 @@ class Lower(keras.Model):
 class MakesOptimizer(Lower):
     """Creates its optimizer in its first step."""
 
-    own_optimizer = None
-
     def train_step(self, batch: Any) -> Fields:
         if self.own_optimizer is None:
             self.own_optimizer = keras.optimizers.Adam(0.02)
-        y = tf.one_hot(batch[1], 3)
-        with tf.GradientTape() as tape:
-            predicted = self(batch[0], training=True)
-            loss = self.loss_of(y, predicted)
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.own_optimizer.apply(gradients, self.trainable_variables)
-        return self.told(y, predicted)
+        return super().train_step(batch)
 
 
 class Crops(Lower):
@@ -269,14 +262,12 @@ def _of(strategy: Any, entry: Action) -> Outcome:
 add_each("step", _of, MODELS)
 
 
-@program("step", differs=TRACED_TWICE)
-def crops(strategy: Any) -> Outcome:
-    return _of(strategy, lambda: perceptron(kind=Crops))
-
-
-@program("step", differs=TRACED_TWICE)
-def samples(strategy: Any) -> Outcome:
-    return _of(strategy, lambda: perceptron(kind=Samples))
+TRACED_AGAIN: dict[str, Action] = {
+    "crops": lambda: perceptron(kind=Crops),
+    "samples": lambda: perceptron(kind=Samples),
+    "random_of_global_seed": lambda: perceptron(OfGlobalSeed, kind=OwnStep),
+}
+add_each("step", _of, TRACED_AGAIN, differs=TRACED_TWICE)
 
 
 def _two_batches(strategy: Any, without: tf.data.Dataset, rows: int = 16) -> Outcome:
@@ -313,11 +304,6 @@ def with_unequal_rows_drawn_by_each_worker(strategy: Any) -> Outcome:
 def eagerly_on_rows_drawn_by_each_worker(strategy: Any) -> Outcome:
     noisy = data().map(lambda x, y: (_noisy(x), y))
     return fitted(build(strategy, run_eagerly=True), noisy, evaluate=False)
-
-
-@program("step", differs=TRACED_TWICE)
-def random_of_global_seed(strategy: Any) -> Outcome:
-    return _of(strategy, lambda: perceptron(OfGlobalSeed, kind=OwnStep))
 
 
 def _run(strategy: Any, entry: Fields) -> Outcome:
@@ -359,14 +345,11 @@ def lower_batch_normalization(strategy: Any) -> Outcome:
 
 
 def small(inputs: int, outputs: int) -> Any:
-    steps = [
-        layers.Dense(6, activation="tanh"),
-        layers.Dense(outputs),
-    ]
     return keras.Sequential(
         [
             keras.Input((inputs,)),
-            *steps,
+            layers.Dense(6, activation="tanh"),
+            layers.Dense(outputs),
         ]
     )
 
@@ -374,12 +357,14 @@ def small(inputs: int, outputs: int) -> Any:
 class Networks(keras.Model):
     """A model of several networks, with its own optimizers and loss metric, but without call()."""
 
+    is_built = True
+
     def __init__(self, **networks: Any) -> None:
         super().__init__()
         self.mean = keras.metrics.Mean(name="loss")
         for name, network in networks.items():
             setattr(self, name, network)
-        self.built = True
+        self.built = self.is_built
 
     def compile(self) -> None:
         super().compile()
@@ -408,12 +393,6 @@ class Networks(keras.Model):
 
 class Gan(Networks):
     """Has a gradient penalty. The noise is derived from the rows, so it is the same in all runs."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            generator=small(3, COLUMNS),
-            critic=small(COLUMNS, 1),
-        )
 
     def train_step(self, batch: Any) -> Fields:
         real = batch[0]
@@ -450,13 +429,6 @@ class Gan(Networks):
 
 
 class Vae(Networks):
-    def __init__(self) -> None:
-        super().__init__(
-            encoder=small(COLUMNS, 4),
-            decoder=small(2, COLUMNS),
-        )
-        self.seed = keras.random.SeedGenerator(5)
-
     def loss_of(self, x: Any) -> Any:
         mean, log_var = ops.split(
             self.encoder(x),
@@ -479,19 +451,11 @@ class Vae(Networks):
 class Triplet(Networks):
     """A siamese network, trained by distances. Each row contains its three inputs."""
 
-    def __init__(self) -> None:
-        super().__init__(embedding=small(2, 3))
-        self.built = False  # as in most examples, Keras detects that nothing must be built
+    is_built = False  # as in most examples, Keras detects that nothing must be built
 
     def loss_of(self, x: Any) -> Any:
         anchor, like, unlike = (self.embedding(part) for part in ops.split(x, 3, axis=1))
-        near, far = (
-            ops.sum(
-                ops.square(anchor - other),
-                -1,
-            )
-            for other in (like, unlike)
-        )
+        near, far = (ops.sum(ops.square(anchor - other), -1) for other in (like, unlike))
         return ops.maximum(
             near - far + 0.5,
             0.0,
@@ -500,9 +464,6 @@ class Triplet(Networks):
 
 class Contrastive(Networks):
     """Compares each row with all others: its halves are two views of one thing."""
-
-    def __init__(self) -> None:
-        super().__init__(embedding=small(3, 4))
 
     def loss_of(self, x: Any) -> Any:
         left, right = (ops.normalize(self.embedding(part)) for part in ops.split(x, 2, axis=1))
@@ -519,9 +480,6 @@ class Contrastive(Networks):
 
 class Transport(Networks):
     """Balances the similarities of all rows in a loop, and chooses by a condition."""
-
-    def __init__(self) -> None:
-        super().__init__(embedding=small(6, 4))
 
     def loss_of(self, x: Any) -> Any:
         rows = self.embedding(x)
@@ -565,16 +523,26 @@ class Transport(Networks):
         )
 
 
-def _networks(strategy: Any, kind: Action) -> Outcome:
+def _networks(strategy: Any, entry: Action) -> Outcome:
     keras.utils.set_random_seed(3)
     with strategy.scope():
-        model = kind()
+        model = entry()
         model.compile()
     return fitted(model, data(), evaluate=False)
 
 
-add("step_gan", partial(_networks, kind=Gan))
-add("step_contrastive", partial(_networks, kind=Contrastive))
-add("step_transport", partial(_networks, kind=Transport))
-add("step_triplet_per_row", partial(_networks, kind=Triplet))
-add("step_vae", partial(_networks, kind=Vae))
+NETWORKS: dict[str, Action] = {
+    "gan": lambda: Gan(
+        generator=small(3, COLUMNS),
+        critic=small(COLUMNS, 1),
+    ),
+    "contrastive": lambda: Contrastive(embedding=small(3, 4)),
+    "transport": lambda: Transport(embedding=small(6, 4)),
+    "triplet_per_row": lambda: Triplet(embedding=small(2, 3)),
+    "vae": lambda: Vae(
+        encoder=small(COLUMNS, 4),
+        decoder=small(2, COLUMNS),
+        seed=keras.random.SeedGenerator(5),
+    ),
+}
+add_each("step", _networks, NETWORKS)

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -30,6 +29,7 @@ from keras_programs.common import (
     program,
     ready,
     seen,
+    trained,
 )
 from kinds import Action, Fields
 
@@ -175,15 +175,7 @@ GUIDES: dict[str, Action] = {
 }
 
 
-def _guide(strategy: Any, entry: Action) -> Outcome:
-    return fitted(
-        ready(strategy, entry),
-        data(),
-        predict=True,
-    )
-
-
-add_each("guide", _guide, GUIDES)
+add_each("guide", trained, GUIDES)
 
 
 @program("guide", differs="normalizes each row by the other rows of its batch")
@@ -252,10 +244,7 @@ def saved_and_loaded(strategy: Any) -> Outcome:
         optimizer=lambda: keras.optimizers.Adam(0.01),
     )
     model.fit(data(), verbose=0)
-    file = Path(
-        os.environ["TASK_OUTPUT"],
-        f"saved{os.getpid()}.keras",
-    )
+    file = f"saved{os.getpid()}.keras"
     model.save(file)
     with strategy.scope():
         model = keras.models.load_model(file)

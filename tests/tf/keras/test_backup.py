@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +9,20 @@ import numpy as np
 import pytest
 from folders import quiet_helper
 from keras_marks import KERAS_3
+from keras_outcomes import outcomes
 from kinds import Records
-from local_run import captured, in_step
+from told_by_workers import run
 
 pytestmark = KERAS_3
 
 PROGRAM = quiet_helper("keras_backup.py")
-SECONDS = 600  # for 30 s of computing, on a machine that does other things as well
 FILES = ["latest.weights.h5", "training_metadata.json"]
 
 
 def start(folder: Path, count: int, kind: str) -> Records:
     """Runs the program with several workers, and returns what each has written."""
-    done = captured(
-        in_step(f"-n {count}", *PROGRAM, kind),
-        env={**os.environ, "TASK_OUTPUT": str(folder)},
-        timeout=SECONDS,
-        status=None if kind == "broken off" else 0,
-    )
-    if kind == "broken off":
-        assert done.returncode != 0
-        return []
-    return [json.loads((folder / f"{kind}-{index}").read_text()) for index in range(count)]
+    run([*PROGRAM, kind], folder, count)
+    return outcomes(folder, [f"{kind}-{index}" for index in range(count)])
 
 
 def assert_close(found: list[Any], expected: list[Any]) -> None:
@@ -57,7 +47,7 @@ def test_a_training_that_was_broken_off_ends_as_in_one_process(tmp_path: Path) -
 
 @pytest.mark.parametrize("count", [3, pytest.param(1, marks=pytest.mark.nightly)])
 def test_another_number_of_workers_ends_a_killed_training(tmp_path: Path, count: int) -> None:
-    start(tmp_path, 2, "broken off")
+    assert run([*PROGRAM, "broken off"], tmp_path, status=None).returncode
     for worker in start(tmp_path, count, "resumed"):
         assert worker["epochs"] == [2, 3]
         assert_close(worker["weights"], worker["uninterrupted"])

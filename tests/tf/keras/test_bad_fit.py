@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,12 @@ from keras_marks import KERAS_3_ON_SLURM
 from keras_outcomes import outcomes
 from kinds import Completed, Records
 from slurm_cluster import SlurmCluster
+from told_by_workers import run_on_slurm
 
 pytestmark = KERAS_3_ON_SLURM
 
 IN_ALL = "Make each call in all workers"  # what to do if one worker alone makes a call
 PROGRAM = quiet_helper("keras_bad_fit")
-SECONDS = 240
 
 TRAINED = (
     "alone_on_purpose",
@@ -56,13 +55,9 @@ IN_BOTH = {
 }
 
 
-def start(slurm: SlurmCluster, folder: Path, *options: str, status: int | None = 1) -> Completed:
-    return slurm.run(
-        f"srun --kill-on-bad-exit=0 -w n9,n10 -N2 -n2 {shlex.join([*PROGRAM, *options])}",
-        env={"TASK_OUTPUT": str(folder)},
-        timeout=SECONDS,
-        status=status,
-    )
+def start(slurm: SlurmCluster, folder: Path, *way: str, status: int | None = 1) -> Completed:
+    options = "--kill-on-bad-exit=0 -w n9,n10 -N2 -n2"
+    return run_on_slurm(slurm, [*PROGRAM, *way], folder, options, status)
 
 
 @pytest.fixture(scope="module")

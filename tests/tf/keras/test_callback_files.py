@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import re
-import shlex
 import shutil
 import sqlite3
 import tempfile
@@ -23,27 +22,16 @@ from folders import quiet_helper
 from keras_3 import keras
 from keras_outcomes import outcomes
 from kinds import Fields, Strings
-from local_run import captured, in_step
 from pytest_mock import MockerFixture
 from slurm_cluster import SlurmCluster
+from told_by_workers import run, run_on_slurm
 
 from slurm_resolver.tf.keras.files.callback_files import CallbackFiles
 
 PROGRAM = quiet_helper("keras_callback_files.py")
-SECONDS = 300
 RANKS = (0, 1)
 Act = Callable[[Path, int], Any]
 Begin = Callable[[Act, Path], "list[Hooks]"]
-
-
-def run(command: Strings, folder: Path) -> None:
-    folder.mkdir()
-    environment = {
-        **os.environ,
-        "TASK_OUTPUT": str(folder),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    captured(command, status=0, env=environment, timeout=SECONDS)
 
 
 def contents(folder: Path) -> Fields:
@@ -64,14 +52,9 @@ def contents(folder: Path) -> Fields:
 def test_two_workers_write_what_one_process_writes(
     real_slurm: SlurmCluster, tmp_path: Path
 ) -> None:
-    run([*PROGRAM, "files", "--alone"], tmp_path / "alone")
+    run([*PROGRAM, "files", "--alone"], tmp_path / "alone", workers=0)
     together = tmp_path / "together"
-    together.mkdir()
-    real_slurm.run(
-        f"srun --kill-on-bad-exit=1 -w n9,n10 -N2 -n2 {shlex.join(PROGRAM)} files",
-        env={"TASK_OUTPUT": str(together)},
-        timeout=SECONDS,
-    )
+    run_on_slurm(real_slurm, [*PROGRAM, "files"], together)
     expected = contents(tmp_path / "alone")
     assert expected["log.txt"].count(b"\n") == 3
     for kind in ("csv", "txt"):
@@ -82,8 +65,8 @@ def test_two_workers_write_what_one_process_writes(
 @pytest.mark.nightly
 def test_orbax_saves_once_and_another_number_of_workers_goes_on(tmp_path: Path) -> None:
     pytest.importorskip("orbax.checkpoint", reason="orbax-checkpoint is not installed")
-    run([*PROGRAM, "orbax", "--alone"], tmp_path / "alone")
-    run(in_step("-n 2", *PROGRAM, "orbax"), tmp_path / "together")
+    run([*PROGRAM, "orbax", "--alone"], tmp_path / "alone", workers=0)
+    run([*PROGRAM, "orbax"], tmp_path / "together")
     (expected,) = outcomes(tmp_path / "alone", ["0"])
     assert expected["saved"] == ["1", "2"]
     for found in outcomes(tmp_path / "together", ["0", "1"]):

@@ -38,8 +38,13 @@ def described(batch: Any) -> tf.Tensor:
 
 
 @pytest.mark.parametrize("writes", [False, True])
-def test_batch_has_the_graph_that_tensorflow_finds(writes: bool) -> None:
+@pytest.mark.parametrize("has_private_method", [False, True])
+def test_batch_has_the_graph_that_tensorflow_finds(
+    writes: bool, has_private_method: bool, mocker: Any
+) -> None:
     """It is that of its structure and types, or of any number of rows."""
+    if not has_private_method:
+        mocker.patch.object(private_names.CALL_FLAT, "of", return_value=None)
     found = compiled(described)
     step = CompiledStep(found.get_concrete_function)
     function = compiled(described)
@@ -48,14 +53,6 @@ def test_batch_has_the_graph_that_tensorflow_finds(writes: bool) -> None:
         found.get_concrete_function(spec)
         function.get_concrete_function(spec)
     for batch in [*BATCHES, *BATCHES, *BATCHES[::-1]]:
-        assert step(batch) == function(batch)
-
-
-def test_a_graph_runs_without_tensorflows_private_method(mocker: Any) -> None:
-    mocker.patch.object(private_names.CALL_FLAT, "of", return_value=None)
-    step = CompiledStep(compiled(described).get_concrete_function)
-    function = compiled(described)
-    for batch in [*BATCHES, *BATCHES]:
         assert step(batch) == function(batch)
 
 

@@ -23,20 +23,16 @@ from slurm_resolver.tf.keras.iterators import make_iterator
 from slurm_resolver.tf.keras.sharing import Sharing
 
 ROWS = tf.data.Dataset.range(11)
-WORDS = tf.lookup.StaticHashTable(
-    tf.lookup.KeyValueTensorInitializer(
-        tf.range(11, dtype=tf.int64),
-        tf.range(11),
-    ),
-    0,
-)
-OTHER_WORDS = tf.lookup.StaticHashTable(
-    tf.lookup.KeyValueTensorInitializer(
-        tf.range(11, dtype=tf.int64),
-        tf.range(11),
-    ),
-    0,
-)
+
+
+def table() -> Any:
+    numbers = tf.range(11)
+    words = tf.lookup.KeyValueTensorInitializer(tf.cast(numbers, tf.int64), numbers)
+    return tf.lookup.StaticHashTable(words, 0)
+
+
+WORDS = table()
+OTHER_WORDS = table()
 GENERATED = tf.data.Dataset.from_generator(
     lambda: range(7),
     output_signature=ROWS.element_spec,

@@ -13,8 +13,6 @@ pytestmark = [KERAS_3, pytest.mark.nightly]
 
 
 def test_each_class_of_keras_gives_what_one_process_gives(tmp_path: Path) -> None:
-    for name in ("alone", "workers"):
-        (tmp_path / name).mkdir()
     alone = run_alone(tmp_path / "alone", ["each_*"])
     run([*PROGRAM, "each_*"], tmp_path / "workers", status=None)
     workers = outcomes(tmp_path / "workers", ["0", "1"])

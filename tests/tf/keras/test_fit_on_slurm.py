@@ -6,14 +6,12 @@ KERAS_PROGRAMS selects programs, as for test_fit.py, which runs all of them on t
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 from keras_marks import KERAS_3_ON_SLURM
 from keras_outcomes import (
     PROGRAM,
-    SECONDS,
     differences,
     faults,
     outcomes,
@@ -21,6 +19,7 @@ from keras_outcomes import (
     selected,
 )
 from slurm_cluster import SlurmCluster
+from told_by_workers import run_on_slurm
 
 pytestmark = KERAS_3_ON_SLURM
 
@@ -76,18 +75,10 @@ NAMES = [
 ]
 
 
-def step(slurm: SlurmCluster, where: str, folder: Path, *options: str) -> None:
-    slurm.run(
-        f"srun --kill-on-bad-exit=1 {where} {shlex.join([*PROGRAM, *options])}",
-        env={"TASK_OUTPUT": str(folder)},
-        timeout=SECONDS,
-    )
-
-
 def test_programs_give_what_one_process_gives(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     """Two of the three workers are on the same node."""
     names = selected(NAMES)
-    step(real_slurm, "-w n9,n10 -N2 -n3", tmp_path, *names)
+    run_on_slurm(real_slurm, [*PROGRAM, *names], tmp_path, "-w n9,n10 -N2 -n3")
     alone = run_alone(tmp_path, names)
     workers = outcomes(tmp_path, ["0", "1", "2"])
     found = {name: faults(name, workers, alone) for name in names}
@@ -99,14 +90,15 @@ def test_one_worker_of_a_parameter_server_gives_what_one_process_gives(
     real_slurm: SlurmCluster, tmp_path: Path
 ) -> None:
     """A single worker computes the steps in order, with whole batches."""
-    step(real_slurm, "-w n8,n9,n10 -N3 -n3", tmp_path, "--ps", *selected(["*"]))
+    names = selected(["*"])
+    run_on_slurm(real_slurm, [*PROGRAM, "--ps", *names], tmp_path, "-w n8,n9,n10 -N3 -n3")
     (chief,) = outcomes(tmp_path, ["chief"])
     for name in {"loop_with_metrics", *DRAWING}:  # a coordinator must schedule the loop
         chief.pop(name, None)
     errors = {name for name, came in chief.items() if "error" in came}
     assert errors == chief.keys() & REFUSED
     assert all(re.match("(Fit|Keras)Error: ", chief.pop(name)["error"]) for name in errors)
-    expected = run_alone(tmp_path, selected(["*"]))
+    expected = run_alone(tmp_path, names)
     for name in LATE & chief.keys():
         for what in {"batches", "read"} & expected[name].keys():
             chief[name][what] = expected[name][what]

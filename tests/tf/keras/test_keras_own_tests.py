@@ -6,14 +6,13 @@ nine minutes.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 from folders import quiet_helper
-from local_run import in_step
+from keras_outcomes import outcomes
+from told_by_workers import run
 
 pytestmark = pytest.mark.skipif("KERAS_SOURCES" not in os.environ, reason="KERAS_SOURCES=installed")
 
@@ -42,25 +41,20 @@ KNOWN = {
 
 
 def test_what_passes_alone_passes_on_two_workers(tmp_path: Path) -> None:
-    output = tmp_path / "errors"
-    environ = {
-        **os.environ,
-        "CUDA_VISIBLE_DEVICES": "",
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-    }
-    environ.update(TF_ENABLE_ONEDNN_OPTS="0", KERAS_BACKEND="tensorflow")
-    program = quiet_helper("keras_lockstep.py")
-    for launcher in ([], in_step("-n2")):
-        subprocess.run(
-            [*launcher, *program, str(output), *FILES],
-            env=environ,
-            timeout=3600,
-            check=True,
+    program = [*quiet_helper("keras_lockstep.py"), str(tmp_path / "errors"), *FILES]
+    for workers in (0, 2):
+        run(
+            program,
+            tmp_path,
+            workers,
+            PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
+            TF_ENABLE_ONEDNN_OPTS="0",
+            KERAS_BACKEND="tensorflow",
         )
-    alone, *workers = (json.loads(Path(f"{output}.{end}").read_text()) for end in ("alone", 0, 1))
+    alone, *both = outcomes(tmp_path, ["errors.alone", "errors.0", "errors.1"])
     passed = {test for test, error in alone.items() if not error}
     assert passed
-    for errors in workers:
+    for errors in both:
         assert set(errors) == passed
         wrong = {test.rpartition("::")[2]: error for test, error in errors.items() if error}
         assert {test: error for test, error in wrong.items() if test not in KNOWN} == {}

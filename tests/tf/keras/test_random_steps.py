@@ -21,29 +21,14 @@ from pathlib import Path
 import pytest
 from folders import quiet_helper
 from keras_marks import KERAS_3
-from keras_outcomes import SECONDS, Outcomes, difference, outcomes
-from kinds import Completed, Strings
-from local_run import captured, in_step
+from keras_outcomes import Outcomes, difference, outcomes
+from told_by_workers import lines_told, run
 
 pytestmark = KERAS_3
 
 STEPS = quiet_helper("random_steps.py")
 ROUNDING = 1e-6  # of numbers of 64 bits
 TODAY = int(os.environ.get("STEPS_SEED", time.time() // 86_400 * 1_000))
-
-
-def run(command: Strings, folder: Path, workers: int = 0) -> Completed:
-    """Runs a command alone, or in workers whose steps are partitioned."""
-    return captured(
-        in_step(f"-n {workers} --no-label", *command) if workers else command,
-        status=0,
-        env={
-            "PATH": os.environ["PATH"],
-            "TASK_OUTPUT": str(folder),
-            "CUDA_VISIBLE_DEVICES": "",
-        },
-        timeout=SECONDS,
-    )
 
 
 def wrong(expected: Outcomes, found: Outcomes) -> dict[str, float]:
@@ -76,8 +61,8 @@ def test_random_steps_equal_one_process(
     """
     print(f"STEPS_SEED={first}")
     command = [*STEPS, str(first), str(count)]
-    run(command, tmp_path)
-    run(command, tmp_path, workers)
+    for count in (0, workers):
+        run(command, tmp_path, count)
     (alone,) = outcomes(tmp_path, ["alone"])
     of_workers = outcomes(tmp_path, [str(rank) for rank in range(workers)])
     assert wrong(alone, of_workers[0]) == {}
@@ -107,8 +92,6 @@ print("told", {name: [round(float(one), 5) for one in values] for name, values i
 
 def test_a_step_that_has_no_plan_is_computed_whole_and_says_why(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", STRINGS]
-    alone = run(command, tmp_path)
-    workers = run(command, tmp_path, workers=2)
-    told = [line for line in workers.stdout.splitlines() if line.startswith("told")]
-    assert told == [alone.stdout.splitlines()[-1]] * 2
+    alone, workers = (run(command, tmp_path, count) for count in (0, 2))
+    assert lines_told(workers) == lines_told(alone) * 2
     assert "cannot be split: EagerPyFunc returns strings" in workers.stderr

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from folders import quiet_helper
 from keras_marks import KERAS_3, VERSION
-from local_run import captured, in_step
-from told_by_workers import run, told
+from told_by_workers import lines_told, run, told
 
 pytestmark = KERAS_3
 
@@ -55,15 +54,10 @@ def test_words_are_compared_though_tensorflow_does_not_send_them(tmp_path: Path)
     assert told(WORDS, tmp_path) == [f"told {rows}"] * 2
 
 
-def test_a_step_takes_few_round_trips_between_the_workers() -> None:
+def test_a_step_takes_few_round_trips_between_the_workers(tmp_path: Path) -> None:
     """The workers are compared in the first one. A synchronized layer takes two of its own."""
-    done = captured(in_step("--no-label -n2", *quiet_helper("keras_collectives.py")), status=0)
-    told = [line for line in done.stdout.splitlines() if line.startswith("collectives of ")]
-    assert told == [
-        "collectives of dense: 1",
-        "collectives of convolutions: 1",
-        "collectives of synchronized: 3",
-    ]
+    done = run(quiet_helper("keras_collectives.py"), tmp_path)
+    assert lines_told(done) == ["told convolutions 1", "told synchronized 3"]
 
 
 # The workers compute the whole step, and one of them rounds otherwise, as GPUs do.

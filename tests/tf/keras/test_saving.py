@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import zipfile
 from pathlib import Path
 
@@ -13,11 +12,11 @@ from keras_marks import KERAS_3_ON_SLURM
 from keras_outcomes import outcomes
 from kinds import Records
 from slurm_cluster import SlurmCluster
+from told_by_workers import run_on_slurm
 
 pytestmark = KERAS_3_ON_SLURM
 
 PROGRAM = quiet_helper("keras_saving.py")
-SECONDS = 300
 Workers = Records
 
 
@@ -29,17 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def workers(real_slurm: SlurmCluster, folder: Path) -> Workers:
     """The results of two workers that have saved in every way."""
-    run(real_slurm, folder, 2)
+    run_on_slurm(real_slurm, PROGRAM, folder)
     return outcomes(folder, ["0", "1"])
-
-
-def run(slurm: SlurmCluster, folder: Path, count: int, *options: str) -> None:
-    command = f"srun --kill-on-bad-exit=1 -w n9,n10 -N2 -n{count} "
-    slurm.run(
-        command + shlex.join([*PROGRAM, *options]),
-        env={"TASK_OUTPUT": str(folder)},
-        timeout=SECONDS,
-    )
 
 
 def test_callbacks_write_one_good_file(workers: Workers, folder: Path) -> None:
@@ -56,10 +46,10 @@ def test_callbacks_write_one_good_file(workers: Workers, folder: Path) -> None:
 def test_whatever_is_saved_can_be_read_at_once_and_one_worker_alone_saves_in_the_scope(
     workers: Workers,
 ) -> None:
-    for worker in workers:
+    for index, worker in enumerate(workers):
         assert worker["ways"] == {way: ["read"] for way in worker["ways"]}
         assert worker["late"]
-        assert worker["in_scope"] == dict.fromkeys(worker["in_scope"], "[None, None]")
+        assert worker["in_scope"] == dict.fromkeys(worker["in_scope"], [None] * (2 - index))
 
 
 def test_an_uncompiled_model_is_saved_and_keras_says_that_it_cannot_train(
@@ -81,7 +71,7 @@ def test_another_number_of_workers_goes_on(
     workers: Workers, real_slurm: SlurmCluster, folder: Path
 ) -> None:
     """The optimizer's state is loaded, so one more epoch has the same result as before."""
-    run(real_slurm, folder, 3, "--load")
+    run_on_slurm(real_slurm, [*PROGRAM, "--load"], folder, "-w n9,n10 -N2 -n3")
     found = outcomes(folder, ["loaded-0", "loaded-1", "loaded-2"])
     np.testing.assert_allclose(found[0]["predicted"], workers[0]["predicted"], atol=1e-5)
     for one, other in zip(found[0]["weights"], workers[0]["weights"]):

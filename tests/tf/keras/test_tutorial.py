@@ -23,8 +23,6 @@ def run(slurm: SlurmCluster, options: str, status: int | None) -> Completed:
         "exec",
         *options.split(),
         "--",
-    ]
-    words += [
         sys.executable,
         "-W",
         "ignore",

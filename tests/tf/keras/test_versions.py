@@ -7,11 +7,11 @@ test_fit.py compares the results of two workers with those of one process on oth
 from __future__ import annotations
 
 import os
-import sys
+from pathlib import Path
 
 import pytest
 from keras_marks import VERSION
-from local_run import captured, in_step
+from told_by_workers import told
 
 from slurm_resolver.start.keras_version import keras_problem
 
@@ -38,14 +38,9 @@ except sr.KerasError as error:
 
 
 @pytest.mark.skipif(not keras_problem(VERSION), reason="this version trains correctly")
-def test_two_workers_refuse_an_old_version_that_one_trains_with() -> None:
-    found = []
-    for count in (1, 2):
-        done = captured(
-            in_step(f"-n {count}", sys.executable, "-W", "ignore", "-c", OLD),
-            check=True,
-        )
-        found += [line for line in done.stdout.splitlines() if "told" in line]
-    assert found[0].endswith("told ['loss']")
-    assert len(found) == 3
-    assert all(f"told Keras {VERSION} trains incorrectly" in line for line in found[1:])
+def test_two_workers_refuse_an_old_version_that_one_trains_with(tmp_path: Path) -> None:
+    assert told(OLD, tmp_path, 1) == ["told ['loss']"]
+    refused = told(OLD, tmp_path, 2)
+    assert len(refused) == 2
+    for line in refused:
+        assert line.startswith(f"told Keras {VERSION} trains incorrectly")

@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras_3 import keras
 from pytest_mock import MockerFixture
 from simulated_replicas import SimulatedReplicas
-from step_programs import CASES, IMAGES, LABELS, batches, classifier, planned
+from step_programs import CASES, batches, images_model, planned
 
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.one_process import as_one_process, moments_of_own_rows
@@ -104,25 +104,15 @@ def normalizing(make: Callable[[], Any], model: Any = keras.Model) -> Callable[[
     """Returns a program whose model has two of these layers."""
 
     def program() -> Any:
-        inputs = keras.Input((8, 8, 3))
-        hidden = keras.layers.Conv2D(4, 3)(inputs)
-        hidden = make()(hidden)
-        hidden = keras.layers.ReLU()(hidden)
-        hidden = keras.layers.Conv2D(
-            4,
-            3,
-            strides=2,
-        )(hidden)
-        hidden = make()(hidden)
-        flat = keras.layers.Flatten()(hidden)
-        optimizer = keras.optimizers.SGD(0.01)
-        found = classifier(
-            inputs,
-            flat,
-            model,
-            optimizer=optimizer,
+        return images_model(
+            keras.layers.Conv2D(4, 3),
+            make(),
+            keras.layers.ReLU(),
+            keras.layers.Conv2D(4, 3, strides=2),
+            make(),
+            model=model,
+            optimizer=keras.optimizers.SGD(0.01),
         )
-        return found, (IMAGES, LABELS)
 
     return program
 
