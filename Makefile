@@ -23,8 +23,8 @@ lint: ## style, imports between folders, and the size of the code
 sizes: ## the size of the code and its limits, in nodes of Python's syntax tree
 	@$(PYTHON) tests/sizes.py
 
-test: ## lint, types and the tests, on the newest installed Slurm (20 minutes on two cores)
-	@echo "make test takes 20 minutes on two cores, and make quick two minutes."
+test: ## lint, types and the tests, on the newest installed Slurm (25 minutes on two cores)
+	@echo "make test takes 25 minutes on two cores, and make quick two minutes."
 	@sh tests/install_slurm.sh --if-possible
 	@$(RUN) lint $(PARTS) types
 
