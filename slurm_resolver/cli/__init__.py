@@ -1,8 +1,9 @@
 """The command `slurm-resolver`: one module for each subcommand; none imports TensorFlow.
 
 Only the module of the given subcommand is imported: every task may run it, so it must start
-quickly. Each module has `DESCRIPTION`, `EPILOG`, `add_arguments(add)` and `main(args)`, which
-returns the exit status. `SLURMS_OPTIONS` says where options go that only Slurm has.
+quickly. Each module has `DESCRIPTION`, `EPILOG`, `OPTIONS` (`Parser.add` reads them) and
+`main(args)`, which returns the exit status. `SLURMS_OPTIONS` says where options go that only Slurm
+has.
 """
 
 from __future__ import annotations
@@ -44,13 +45,14 @@ def build_parser(complete: Collection[str] = COMMANDS) -> Parser:
         epilog=_EPILOG,
         formatter_class=RawDescriptionHelpFormatter,
     )
-    parser.add(
-        "-V --version",
-        "print the version",
+    parser.add_argument(
+        "-V",
+        "--version",
+        help="print the version",
         action="version",
         version=f"slurm-resolver {__version__}",
     )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         command = commands.add_parser(
             name,
@@ -67,7 +69,8 @@ def build_parser(complete: Collection[str] = COMMANDS) -> Parser:
                 refuse=command.error,
                 slurms_options=getattr(module, "SLURMS_OPTIONS", ""),
             )
-            module.add_arguments(command.add)
+            for spelling, help in module.OPTIONS.items():
+                command.add(spelling, help)
     return parser
 
 
@@ -87,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.function(args))
     except SlurmResolverError as error:
-        print_line(error, f"slurm-resolver {args.command}")
+        print_line(error, f"slurm-resolver {args.subcommand}")
         return 1 if find_rendezvous_error(error) else 2
     except OSError as error:  # of the output, whose rest Python would write at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

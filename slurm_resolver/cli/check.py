@@ -11,12 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NoReturn
 
-from slurm_resolver.cli.shared_options import (
-    OptionAdder,
-    add_cluster_options,
-    options_of,
-    values_of,
-)
+from slurm_resolver.cli.shared_options import CLUSTER_OPTIONS, values_of
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.errors import (
@@ -43,20 +38,13 @@ examples:
   srun slurm-resolver check --collective"""
 
 
-def add_arguments(add: OptionAdder) -> None:
-    """Adds this subcommand's arguments."""
-    add_cluster_options(add)
-    add(
-        "--timeout SECONDS",
-        f"wait at most this long, in total, for all tasks ({Timeouts.check:g})",
-        default=Timeouts.check,
-    )
-    add("--verbose", "print every check")
-    add(
-        "--collective",
-        "if no check fails, measure a step and an all-reduce in every task",
-    )
-    add("--json", "print JSON")
+OPTIONS = {
+    **CLUSTER_OPTIONS,
+    "--timeout SECONDS": f"wait at most this long, in total, for all tasks ({Timeouts.check:g})",
+    "--verbose": "print every check",
+    "--collective": "if no check fails, measure a step and an all-reduce in every task",
+    "--json": "print JSON",
+}
 
 
 def main(args: Namespace) -> int:
@@ -70,9 +58,11 @@ def main(args: Namespace) -> int:
             "--collective with ps in --jobs: it measures MultiWorkerMirroredStrategy, which does "
             "not start in a cluster with parameter servers. Remove ps."
         )
-    until = time.monotonic() + args.timeout
+    timeout = Timeouts.check if args.timeout is None else args.timeout
+    until = time.monotonic() + timeout
     try:
-        cluster = resolve_step(step, options_of(args, ClusterOptions, until=until))
+        options = ClusterOptions(**values_of(args, ClusterOptions), until=until)
+        cluster = resolve_step(step, options)
         if not cluster.service:
             raise NotInStepError(
                 "no step to check: start this command with srun, like the training, to check all "

@@ -12,12 +12,9 @@ from typing import NoReturn
 
 from slurm_resolver import pythonpath, signals
 from slurm_resolver.cli.shared_options import (
+    CLUSTER_OPTIONS,
     Command,
-    OptionAdder,
-    add_cluster_options,
-    add_command,
     command_of,
-    options_of,
     values_of,
 )
 from slurm_resolver.cluster.cluster import Cluster
@@ -58,37 +55,24 @@ argument: enough for some thousands of tasks. SlurmClusterResolver has no such l
 _PLACEHOLDER = re.compile(r"\{(\{[a-z_]+\}|[a-z_]+)\}")
 
 
-def add_arguments(add: OptionAdder) -> None:
-    """Adds this subcommand's arguments."""
-    add_cluster_options(add)
-    add(
-        "--wait SECONDS",
-        "wait until all tasks have started and agree; after SECONDS, end and name the missing ones",
-    )
-    add(
-        "--env NAME",
-        "set the variables of this framework instead of TF_CONFIG: "
-        f"{', '.join(CONTRACTS)}; can be repeated",
-        action="append",
-        choices=tuple(CONTRACTS),
-    )
-    add(
-        "--replace-strategy",
+OPTIONS = {
+    **CLUSTER_OPTIONS,
+    "--wait SECONDS": (
+        "wait until all tasks have started and agree; after SECONDS, end and name the missing ones"
+    ),
+    f"--env {'|'.join(CONTRACTS)}": (
+        "set the variables of this framework instead of TF_CONFIG; can be repeated"
+    ),
+    "--replace-strategy": (
         "replace the program's tf.distribute.MultiWorkerMirroredStrategy with this package's, for "
-        "Keras 3's fit",
-        dest="replace",
-        action="append_const",
-        const="strategy",
-    )
-    add(
-        "--replace-resolver",
+        "Keras 3's fit"
+    ),
+    "--replace-resolver": (
         "replace the program's tf.distribute.cluster_resolver.SlurmClusterResolver with this "
-        "package's",
-        dest="replace",
-        action="append_const",
-        const="resolver",
-    )
-    add_command(add)
+        "package's"
+    ),
+    "command_line -- COMMAND [ARGUMENT …]": "the program",
+}
 
 
 def main(args: Namespace) -> int:
@@ -96,7 +80,7 @@ def main(args: Namespace) -> int:
     # Before the tasks meet: the others would wait for this one.
     command = command_of(args)
     until = None if args.wait is None else time.monotonic() + args.wait
-    options = options_of(args, ClusterOptions, until=until)
+    options = ClusterOptions(**values_of(args, ClusterOptions), until=until)
     cluster = resolve_step(SlurmStep.read(), options)
     if until:
         from slurm_resolver.start.ready import wait_until_ready
@@ -132,9 +116,13 @@ def _environment(args: Namespace, cluster: Cluster) -> Exports:
     if "torch" not in contracts or gpus.devices == gpus.visible_before:
         apply_gpus(gpus, cluster.step, environ)
     # What `pythonpath` replaces in the program.
-    replaced = args.replace or []
+    replaced = []
+    if args.replace_strategy:
+        replaced.append("strategy")
+    if args.replace_resolver:
+        replaced.append("resolver")
     if "ps" in cluster.roles:
-        replaced = [*replaced, "servers"]
+        replaced.append("servers")
         environ[pythonpath.OPTIONS] = json.dumps(values_of(args, ClusterOptions))
     if replaced:
         environ["PYTHONPATH"] = os.pathsep.join(

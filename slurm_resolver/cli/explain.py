@@ -13,7 +13,6 @@ from argparse import Namespace
 from collections.abc import Sequence
 from operator import itemgetter
 
-from slurm_resolver.cli.shared_options import OptionAdder
 from slurm_resolver.diagnostics.first_failure import FailureReader
 from slurm_resolver.diagnostics.known_messages import CAUSES
 from slurm_resolver.diagnostics.log_starts import read_last_start
@@ -48,9 +47,7 @@ _RAISED = re.compile(
 _LABEL = " srun --label --kill-on-bad-exit=1 python train.py shows the rank before each line."
 
 
-def add_arguments(add: OptionAdder) -> None:
-    """Adds this subcommand's arguments."""
-    add("logs LOGFILE", "a log, or - for standard input (default)", nargs="*")
+OPTIONS = {"logs LOGFILE": "a log, or - for standard input (default)"}
 
 
 def main(args: Namespace) -> int:

@@ -6,7 +6,6 @@ import time
 from argparse import Namespace
 from contextlib import suppress
 
-from slurm_resolver.cli.shared_options import OptionAdder, number_type
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.log import print_line
 from slurm_resolver.signals import REQUEUE_STATUS
@@ -25,10 +24,10 @@ examples:
   srun python train.py || slurm-resolver requeue --max-restarts 10 "$?\""""
 
 
-def add_arguments(add: OptionAdder) -> None:
-    """Adds this subcommand's arguments."""
-    add("--max-restarts N", "requeue the job at most N times (no limit)", type=number_type(0))
-    add("status STATUS", "the training's exit status", type=number_type(0, 255))
+OPTIONS = {
+    "--max-restarts N": "requeue the job at most N times (no limit)",
+    "status STATUS": "the training's exit status",
+}
 
 
 def main(args: Namespace) -> int:
@@ -39,18 +38,13 @@ def main(args: Namespace) -> int:
     step = SlurmStep.read()
     if not step.job_id:
         raise LaunchError("SLURM_JOB_ID is not set: run this command in a batch file")
-    if not status or not _is_to_continue(status, step):
+    is_to_continue = status == REQUEUE_STATUS
+    if status and not is_to_continue:
+        with suppress(OSError):
+            is_to_continue = scontrol.is_preempted(scontrol.own_job(step)[1])
+    if not is_to_continue:
         return status
     plan = requeue_job(step, "scontrol", args.max_restarts)
     print_line(plan.message, "slurm-resolver requeue")
     time.sleep(plan.wait)  # Slurm ends the batch file in this time
     return plan.status
-
-
-def _is_to_continue(status: int, step: SlurmStep) -> bool:
-    """Whether a training that ended with this status asks for a requeue, or is being preempted."""
-    if status == REQUEUE_STATUS:
-        return True
-    with suppress(OSError):
-        return scontrol.is_preempted(scontrol.own_job(step)[1])
-    return False

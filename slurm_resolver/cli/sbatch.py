@@ -6,12 +6,7 @@ import io
 import sys
 from argparse import Namespace
 
-from slurm_resolver.cli.shared_options import (
-    OptionAdder,
-    add_command,
-    command_of,
-    options_of,
-)
+from slurm_resolver.cli.shared_options import command_of, values_of
 from slurm_resolver.sbatch.script import batch_file
 from slurm_resolver.sbatch.settings import DEFAULT_SIGNAL, DEFAULT_TIME, BatchSettings
 
@@ -34,38 +29,32 @@ SLURMS_OPTIONS = (
 )
 
 
-def add_arguments(add: OptionAdder) -> None:
-    """Adds this subcommand's arguments; each has the name of its field in `BatchSettings`."""
-    add("-N --nodes N", "nodes (1)", default=1)
-    add("--tasks-per-node --ntasks-per-node N", "tasks on each node (1)", default=1)
-    add("-c --cpus-per-task N", "CPUs of each task")
-    add("--gpus-per-node [TYPE:]N", "GPUs of each node, divided among its tasks")
-    add("-t --time TIME", f"time limit ({DEFAULT_TIME})", default=DEFAULT_TIME)
-    add(
-        "--ps N",
-        "one chief, N parameter servers, the rest workers (default: all are workers)",
-    )
-    add(
-        "--restarts N",
-        "restart the step on healthy nodes after a task or a node has failed, at most N times",
-    )
-    add("--spare-nodes N", "ask for N more nodes, to replace failed ones", default=0)
-    add(
-        "--min-nodes N",
-        "if no spare node is left, continue with at least N nodes and fewer tasks",
-    )
-    add("--requeue", "continue after preemption or time limit, if the program saves and resumes")
-    add(
-        "--signal SIGNAL[@SECONDS]",
-        f"the signal before the time limit (with --requeue: {DEFAULT_SIGNAL})",
-    )
-    add("--no-check", "no checks before the training", dest="check", action="store_false")
-    add_command(add)
+OPTIONS = {  # each has the name of its field in `BatchSettings`
+    "-N --nodes N": "nodes (1)",
+    "--tasks-per-node --ntasks-per-node N": "tasks on each node (1)",
+    "-c --cpus-per-task N": "CPUs of each task",
+    "--gpus-per-node [TYPE:]N": "GPUs of each node, divided among its tasks",
+    "-t --time TIME": f"time limit ({DEFAULT_TIME})",
+    "--ps N": "one chief, N parameter servers, the rest workers (default: all are workers)",
+    "--restarts N": (
+        "restart the step on healthy nodes after a task or a node has failed, at most N times (0)"
+    ),
+    "--spare-nodes N": "ask for N more nodes, to replace failed ones",
+    "--min-nodes N": "if no spare node is left, continue with at least N nodes and fewer tasks",
+    "--requeue": "continue after preemption or time limit, if the program saves and resumes",
+    "--signal SIGNAL[@SECONDS]": (
+        f"the signal before the time limit (with --requeue: {DEFAULT_SIGNAL})"
+    ),
+    "--no-check": "no checks before the training",
+    "command_line -- COMMAND [ARGUMENT …]": "the program that trains",
+}
 
 
 def main(args: Namespace) -> int:
     """Prints the file, and returns 0."""
-    settings = options_of(args, BatchSettings, command=command_of(args, starts_here=False))
+    settings = BatchSettings(
+        command=command_of(args, starts_here=False), **values_of(args, BatchSettings)
+    )
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="strict")  # whatever the locale is
     print(batch_file(settings), end="")

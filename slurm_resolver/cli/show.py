@@ -7,7 +7,7 @@ import time
 from argparse import Namespace
 from collections.abc import Sequence
 
-from slurm_resolver.cli.shared_options import OptionAdder, add_cluster_options, options_of
+from slurm_resolver.cli.shared_options import CLUSTER_OPTIONS, values_of
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.coordination.client import connect
@@ -27,16 +27,14 @@ examples:
   srun -N2 --ntasks-per-node=2 slurm-resolver show --jobs ps=1,worker=-1"""
 
 
-def add_arguments(add: OptionAdder) -> None:
-    """Adds this subcommand's arguments."""
-    add_cluster_options(add)
-    add("--json", "print JSON, in every task")
+OPTIONS = {**CLUSTER_OPTIONS, "--json": "print JSON, in every task"}
 
 
 def main(args: Namespace) -> int:
     """Prints the cluster; always returns 0."""
     until = time.monotonic() + Timeouts.check
-    cluster = resolve_step(SlurmStep.read(), options_of(args, ClusterOptions, until=until))
+    options = ClusterOptions(**values_of(args, ClusterOptions), until=until)
+    cluster = resolve_step(SlurmStep.read(), options)
     if not cluster.task:
         raise NotInStepError(
             "this process trains alone: there is no cluster to show. Start it with srun -N 2 "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 
-from slurm_resolver.cli.shared_options import OptionAdder
 from slurm_resolver.coordination.progress import Report
 from slurm_resolver.coordination.usage import (
     BETWEEN,
@@ -55,18 +54,13 @@ _NO_REPORT = (
 )
 
 
-def add_arguments(add: OptionAdder) -> None:
-    """Adds this subcommand's arguments."""
-    add(
-        "step JOBID[_TASK][.STEP]",
-        "default: this job, and its newest step that answers",
-        nargs="?",
-    )
-    add("--json", "print JSON")
-    add(
-        "--port PORT",
-        "needed if the program sets port_base: port_base plus the largest task count on any node",
-    )
+OPTIONS = {
+    "step JOBID[_TASK][.STEP]": "default: this job, and its newest step that answers",
+    "--json": "print JSON",
+    "--port PORT": (
+        "needed if the program sets port_base: port_base plus the largest task count on any node"
+    ),
+}
 
 
 def main(args: Namespace) -> int:

@@ -5,13 +5,7 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 
-from slurm_resolver.cli.shared_options import (
-    OptionAdder,
-    add_command,
-    command_of,
-    number_type,
-    options_of,
-)
+from slurm_resolver.cli.shared_options import command_of, values_of
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.timeouts import Timeouts
 
@@ -28,36 +22,22 @@ examples:
   slurm-resolver supervise --restarts 5 --nodes 4 --min-nodes 3 -- srun --label python train.py"""
 
 
-def add_arguments(add: OptionAdder) -> None:
-    """Adds this subcommand's arguments; each has the name of its field in `SupervisorOptions`."""
-    add("--restarts N", "restart at most N times (3)", type=number_type(0), default=3)
-    add("-N --nodes N", "nodes of the step (all of the job's)")
-    add(
-        "--min-nodes N",
-        "continue with at least N nodes if fewer than --nodes are healthy",
-    )
-    add("--tasks-per-node --ntasks-per-node N", "tasks on each node (1)", default=1)
-    add("--requeue", "end with status 75, for a requeue, if nodes or time run short")
-    add(
-        "--pause SECONDS",
-        f"seconds to wait before restarting ({Timeouts.pause:g})",
-        default=Timeouts.pause,
-    )
-    add(
-        "--least-time SECONDS",
-        f"restart only if at least this much time is left ({Timeouts.least_time:g})",
-        default=Timeouts.least_time,
-    )
-    add(
-        "--watch SECONDS",
-        "how often another node checks whether this node has failed (30; 0: never)",
-        default=30.0,
-    )
-    add(
-        "--check",
-        "before each start, leave out nodes that fail or are slow in check --collective",
-    )
-    add_command(add, "srun [OPTION …] PROGRAM")
+OPTIONS = {  # each has the name of its field in `SupervisorOptions`
+    "--restarts N": "restart at most N times (3)",
+    "-N --nodes N": "nodes of the step (all of the job's)",
+    "--min-nodes N": "continue with at least N nodes if fewer than --nodes are healthy",
+    "--tasks-per-node --ntasks-per-node N": "tasks on each node (1)",
+    "--requeue": "end with status 75, for a requeue, if nodes or time run short",
+    "--pause SECONDS": f"seconds to wait before restarting ({Timeouts.pause:g})",
+    "--least-time SECONDS": (
+        f"restart only if at least this much time is left ({Timeouts.least_time:g})"
+    ),
+    "--watch SECONDS": (
+        "how often another node checks whether this node has failed (30; 0: never)"
+    ),
+    "--check": "before each start, leave out nodes that fail or are slow in check --collective",
+    "command_line -- srun [OPTION …] PROGRAM": "the step",
+}
 
 
 def main(args: Namespace) -> int:
@@ -79,5 +59,5 @@ def main(args: Namespace) -> int:
             "SLURM_JOB_ID is not set: run this command in a batch file, or in a shell of salloc. "
             "slurm-resolver sbatch --restarts 3 -- python train.py prints such a file."
         )
-    options = options_of(args, SupervisorOptions, command=command_of(args))
+    options = SupervisorOptions(command=command_of(args), **values_of(args, SupervisorOptions))
     return Supervisor(options, step).run()

@@ -25,13 +25,13 @@ class RunOptions(NamedTuple):
     """
 
     command: Sequence[str]
-    num_tasks: int
     gpu_variables: Environ
-    label: bool
     time_limit: int | None
     limit_signal: LimitSignal | None
-    kill_on_bad_exit: bool
-    fail_after: float | None
-    preempt_after: float | None
-    requeue: bool
-    restarts: int
+    ntasks: int = 1
+    label: bool = True
+    kill_on_bad_exit: bool = True
+    fail_after: float | None = None
+    preempt_after: float | None = None
+    requeue: bool = False
+    restarts: int = 0

@@ -86,15 +86,15 @@ def step_environment(
     }
     start = int(job_started)
     values = {
-        "tasks": options.num_tasks,
-        "ranks": ",".join(map(str, range(options.num_tasks))),
+        "tasks": options.ntasks,
+        "ranks": ",".join(map(str, range(options.ntasks))),
         "job_id": os.getpid(),  # unique on this machine, as a job id is on a cluster
         "step_id": step_id,
         "start": start,
         "end": start + (options.time_limit or _NO_LIMIT_SECONDS),
         "name": Path(options.command[0]).name,
         "user": _user_name(),
-        "ports": ",".join(map(str, free_ports(options.num_tasks + 1))),
+        "ports": ",".join(map(str, free_ports(options.ntasks + 1))),
         "folder": _current_folder(),
         "host": gethostname(),
     }
@@ -155,19 +155,20 @@ def gpu_variables(gpus: int | None, environ: Environ) -> Environ:
     if gpus == 0:
         return {"SLURM_GPUS": "0", CUDA: ""}
     set_here = {name: environ[name] for name in GPU_VARIABLES if name in environ}
-    name, devices, *_ = read_visible_devices(SlurmStep.read(set_here))
+    visible = read_visible_devices(SlurmStep.read(set_here))
+    devices = visible.devices
     if devices is None:
         driver = count_driver_gpus()
         devices = tuple(map(str, range(gpus if driver is None else driver)))
     if gpus > len(devices):
         raise GpuError(
-            f"GPUs requested: {gpus}, but {name}, or the driver without it, shows "
+            f"GPUs requested: {gpus}, but {visible.name}, or the driver without it, shows "
             f"{','.join(devices) or 'none'}. Ask for fewer, or name devices in {CUDA} to simulate "
             "more."
         )
     shown = ",".join(devices[:gpus])
     # The other makers' drivers do not know this one's UUIDs.
-    names = SET_BY_SLURM if all(map(str.isdigit, devices[:gpus])) else (name,)
+    names = SET_BY_SLURM if all(map(str.isdigit, devices[:gpus])) else (visible.name,)
     return {
         "SLURM_GPUS": str(gpus),
         "SLURM_GPUS_ON_NODE": str(gpus),

@@ -118,7 +118,7 @@ class _Step:
             if options.preempt_after is not None:
                 variables = {**variables, VARIABLE: reports.name}
             try:
-                for rank in range(options.num_tasks):
+                for rank in range(options.ntasks):
                     threads += self._start_task(rank, variables)
                 self._set_timers(elapsed)
                 if options.preempt_after is not None:
@@ -151,12 +151,12 @@ class _Step:
             )
         except OSError as error:
             raise LaunchError(
-                f"only {rank} of {options.num_tasks} tasks could be started ({error.strerror}): "
+                f"only {rank} of {options.ntasks} tasks could be started ({error.strerror}): "
                 "ask for fewer, or raise the limits (ulimit -n, ulimit -u)"
             ) from error
         self._processes.append(process)
         self._running.add(rank)
-        label = f"{rank:{len(str(options.num_tasks - 1))}d}: " if options.label else ""
+        label = f"{rank:{len(str(options.ntasks - 1))}d}: " if options.label else ""
         return copy_output(process, label)
 
     def _handle_signals(self) -> None:
@@ -180,7 +180,7 @@ class _Step:
                 if left > seconds:
                     self._call_later(left - seconds, self._send_limit_signal, number, seconds)
         if options.fail_after is not None:
-            self._call_later(options.fail_after, self._fail_as_planned, options.num_tasks - 1)
+            self._call_later(options.fail_after, self._fail_as_planned, options.ntasks - 1)
 
     def _call_later(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
         """Plans what happens then, unless the tasks have ended, or are ending."""

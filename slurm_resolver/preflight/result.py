@@ -29,7 +29,8 @@ class Result(NamedTuple):
 
 
 def result_of(id: str, problems: Sequence[str], ok_detail: str, status: str = WARNING) -> Result:
-    """Returns `status` with the first four problems, or OK without any."""
+    """Returns `status` with the first four problems, or OK where all of them are ''."""
+    problems = [*filter(None, problems)]
     if not problems:
         return Result(id, OK, ok_detail)
     return Result(id, status, shorten(problems, _MAX_SHOWN, separator="; "))

@@ -87,7 +87,6 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
             },
             tasks,
         )
-    disagreement = find_disagreement(notes, cluster)
     return [
         merged("presence", f"{counted(len(tasks), 'task')} present"),
         # What a task's variables say of its place has been compared with the layout.
@@ -104,7 +103,7 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
         ),
         result_of(
             "agreement",
-            [disagreement] if disagreement else [],
+            [find_disagreement(notes, cluster)],
             "same cluster, same versions in every task",
             FAILED,
         ),
@@ -140,5 +139,4 @@ def check_gpus(devices: Mapping[int, TaskDevices], tasks: Sequence[Task]) -> Res
     if len(training) < 2 or any(task.job == "ps" for task in tasks):
         return Result("gpus", OK, use)
     _, sentence, remedy = find_transport(training)
-    problems = [f"{sentence}: {remedy}"] if remedy else []
-    return result_of("gpus", problems, f"{use}; {sentence}")
+    return result_of("gpus", [remedy and f"{sentence}: {remedy}"], f"{use}; {sentence}")

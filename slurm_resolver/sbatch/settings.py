@@ -27,7 +27,7 @@ class BatchSettings(NamedTuple):
 
     Attributes:
         ps: the number of parameter servers, beside one chief; None for workers only.
-        restarts: how often `supervise` restarts the step in its allocation; None for a plain srun.
+        restarts: how often `supervise` restarts the step in its allocation; 0 for a plain srun.
         spare_nodes: the number of nodes beside `nodes`, for restarts.
         min_nodes: with how many nodes a restart may continue; None for `nodes`.
         signal: the signal before the time limit; None for `DEFAULT_SIGNAL` with `requeue`, else
@@ -41,7 +41,7 @@ class BatchSettings(NamedTuple):
     gpus_per_node: str | None = None
     ps: int | None = None
     time: str = DEFAULT_TIME
-    restarts: int | None = None
+    restarts: int = 0
     spare_nodes: int = 0
     min_nodes: int | None = None
     requeue: bool = False
@@ -61,47 +61,51 @@ def derive_values(settings: BatchSettings) -> dict[str, object]:
     limit = parse_time(settings.time)
     each = settings.tasks_per_node
     gpus = read_whole_number((settings.gpus_per_node or "0").rpartition(":")[2])
-    first = settings.command[0]
     # With how many nodes the training can run.
     nodes = settings.min_nodes or settings.nodes
     all_nodes = settings.nodes + settings.spare_nodes
-    least_tasks = settings.ps and settings.ps + 2
     # Parameter servers do not requeue the job.
     by_script = settings.requeue and settings.ps is not None
     by_tasks = settings.requeue and not by_script
-    problems = {
-        f"--signal {settings.signal}: a training cannot save at this signal; expected one of "
-        f"{', '.join(_CAUGHT)}, and a second or more, such as {DEFAULT_SIGNAL}.": (
-            number.name[3:] not in _CAUGHT or not seconds
-        ),
-        # Parameter servers use no GPUs. Tasks may share one.
-        f"--gpus-per-node {settings.gpus_per_node}: expected a number, such as 4 or a100:4, "
-        f"and a multiple of --tasks-per-node {each}: TensorFlow's strategies need the same "
-        "number of GPUs in each worker.": (
-            gpus is None or (gpus > each and gpus % each and not settings.ps)
-        ),
-        f"--time {settings.time} and --signal {settings.signal}: Slurm sends the signal up to "
-        f"{_SIGNAL_EARLY_SECONDS} s early, so it could come as the job starts; expected a "
-        f"time of more than {least_time} s.": (settings.signal and limit and limit <= least_time),
-        f"the command {settings.command!r}: srun reads a first word that is empty or begins with "
-        "'-' as its own, and ':' as the start of another component; sbatch accepts neither "
-        "carriage returns nor bytes that are not UTF-8. Put the command into a script.": (
-            first[:1] in ("", "-") or any(map(_MISREAD.search, settings.command))
-        ),
-        "--spare-nodes and --min-nodes: expected --restarts as well, such as --restarts 3: "
-        "only a restart uses them.": (
-            settings.restarts is None and (settings.spare_nodes or settings.min_nodes)
-        ),
-        f"--min-nodes {settings.min_nodes}: expected at most --nodes {settings.nodes}.": (
-            nodes > settings.nodes
-        ),
-        f"--ps {settings.ps}: with the chief and a worker, these need {least_tasks} tasks or more, "
-        f"but {counted(nodes, 'node')} have {nodes * each}: raise --nodes, --min-nodes or "
-        "--tasks-per-node.": (least_tasks and nodes * each < least_tasks),
-    }
-    for problem, is_there in problems.items():
-        if is_there:
-            raise LaunchError(problem)
+    if number.name[3:] not in _CAUGHT or not seconds:
+        raise LaunchError(
+            f"--signal {settings.signal}: a training cannot save at this signal; expected one of "
+            f"{', '.join(_CAUGHT)}, and a second or more, such as {DEFAULT_SIGNAL}."
+        )
+    # Parameter servers use no GPUs. Tasks may share one.
+    if gpus is None or (gpus > each and gpus % each and not settings.ps):
+        raise LaunchError(
+            f"--gpus-per-node {settings.gpus_per_node}: expected a number, such as 4 or a100:4, "
+            f"and a multiple of --tasks-per-node {each}: TensorFlow's strategies need the same "
+            "number of GPUs in each worker."
+        )
+    if settings.signal and limit and limit <= least_time:
+        raise LaunchError(
+            f"--time {settings.time} and --signal {settings.signal}: Slurm sends the signal up to "
+            f"{_SIGNAL_EARLY_SECONDS} s early, so it could come as the job starts; expected a "
+            f"time of more than {least_time} s."
+        )
+    if settings.command[0][:1] in ("", "-") or any(map(_MISREAD.search, settings.command)):
+        raise LaunchError(
+            f"the command {settings.command!r}: srun reads a first word that is empty or begins "
+            "with '-' as its own, and ':' as the start of another component; sbatch accepts "
+            "neither carriage returns nor bytes that are not UTF-8. Put the command into a script."
+        )
+    if not settings.restarts and (settings.spare_nodes or settings.min_nodes):
+        raise LaunchError(
+            "--spare-nodes and --min-nodes: expected --restarts as well, such as --restarts 3: "
+            "only a restart uses them."
+        )
+    if nodes > settings.nodes:
+        raise LaunchError(
+            f"--min-nodes {settings.min_nodes}: expected at most --nodes {settings.nodes}."
+        )
+    if settings.ps and nodes * each < settings.ps + 2:
+        raise LaunchError(
+            f"--ps {settings.ps}: with the chief and a worker, these need {settings.ps + 2} tasks "
+            f"or more, but {counted(nodes, 'node')} have {nodes * each}: raise --nodes, "
+            "--min-nodes or --tasks-per-node."
+        )
     return {
         "all_nodes": all_nodes,
         "least_nodes": nodes,

@@ -70,15 +70,15 @@ class SupervisorOptions(NamedTuple):
     """The options of `slurm-resolver supervise`; `command` is srun, its options, the program."""
 
     command: Sequence[str]
-    restarts: int
-    nodes: int | None
-    min_nodes: int | None
-    tasks_per_node: int
-    requeue: bool
-    pause: float
-    least_time: float
-    watch: float
-    check: bool
+    restarts: int = 3
+    nodes: int | None = None
+    min_nodes: int | None = None
+    tasks_per_node: int = 1
+    requeue: bool = False
+    pause: float = Timeouts.pause
+    least_time: float = Timeouts.least_time
+    watch: float = 30.0
+    check: bool = False
 
 
 class Supervisor:

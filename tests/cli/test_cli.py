@@ -95,7 +95,7 @@ def test_an_example_can_be_pasted() -> None:
             assert (
                 build_parser()
                 .parse_args(list(itertools.takewhile(lambda word: word[0] not in ">|&)", lexer)))
-                .command
+                .subcommand
                 == command
             )
 

@@ -93,6 +93,17 @@ def test_numbers_count_lines_not_carriage_returns() -> None:
     assert finding.line == "srun: error: n9: task 0: Exited with exit code 1"
 
 
+def test_the_message_is_seen_in_a_long_line() -> None:
+    message = "Lmod has detected the following error: "
+    (finding,) = explained([f"{'x' * 500}{message}{'y' * 500}"])
+    assert finding.line.startswith(f"{'x' * 40}{message}{'y' * 100}")
+
+
+def test_a_line_without_an_end_is_read_in_pieces() -> None:
+    (finding,) = explained(["x" * 1024 * 1024 + "Lmod has detected the following error: "])
+    assert finding.line.startswith("Lmod")
+
+
 BAR = b"".join(b"\r%d%%|####    | %d/9000 [00:10, loss=0.1]" % (i // 90, i) for i in range(400))
 KERAS_BAR = "\r13/99 ━━━━━━━━ 4s 5ms/step - accuracy: 0.1250 - loss: 1.2779".encode()
 ERRORS = {

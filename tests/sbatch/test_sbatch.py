@@ -126,8 +126,8 @@ REFUSED = {
     "--requeue --signal USR1@0": "--signal USR1@0: a training cannot save at this signal",
     "--requeue --time 3": "the signal up to 60 s early",
     "--time soon": "--time 'soon': expected minutes",
-    "--partition gpu": "--partition. Give options of Slurm that are not",
-    "-A ours --nodes 2": "-A. Give options of Slurm that are",
+    "--partition gpu": "--partition. Give Slurm's other options to sbatch, as in sbatch --part",
+    "-A ours --nodes 2": "-A. Give Slurm's other options to sbatch",
     "--ntasks 8": "unrecognized arguments: --ntasks. Give",  # which is not --ntasks-per-node
     "--gpus 4": "unrecognized arguments: --gpus. Give",  # of the job, not of each node
     "--gpus-per-node two": "--gpus-per-node two: expected a number, such as 4 or a100:4, and a mu",
