@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import random
 from collections.abc import Collection, Iterator
@@ -33,7 +34,6 @@ from slurm_resolver.log import tell_once
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.origins import Origin, find_origins, serialized_graph
 from slurm_resolver.tf.keras.sharing import (
-    AT_ONCE,
     NO_SEED,
     Share,
     Sharing,
@@ -41,7 +41,6 @@ from slurm_resolver.tf.keras.sharing import (
     count_rows,
     is_one_of,
     share,
-    undivided_shares,
     without,
     without_conversion,
 )
@@ -55,6 +54,10 @@ from slurm_resolver.tf.reporter import reporter
 _PASSED = (private_names.PREFETCHED, private_names.OPTIONS_DATASET)  # the elements stay the same
 _MAPS = (private_names.MAP_DATASET, private_names.PARALLEL_MAP_DATASET)
 _BATCHES = (private_names.BATCH_DATASET, private_names.PARALLEL_BATCH_DATASET)
+# For a map that reads no element ahead: the next reader of a generator would not get it.
+# TensorFlow 2.16 has no such argument.
+_HAS_SYNCHRONOUS = "synchronous" in inspect.signature(Dataset.map).parameters
+_AT_ONCE = {"synchronous": True} if _HAS_SYNCHRONOUS else {}
 _COMPARED = 256  # bytes at the end of a string
 # What takes a number of batches.
 _COUNTED = (
@@ -113,9 +116,15 @@ class WorkerData:
 
     def undivide(self) -> None:
         """Lets the worker read all rows."""
-        self.shares = undivided_shares(
-            without(self.whole, [private_names.PREFETCHED] if self._goes_on else [])
-        )
+        dataset = without(self.whole, [private_names.PREFETCHED] if self._goes_on else [])
+        origins = find_origins(dataset)
+
+        @without_conversion
+        def shared(batch: Structure) -> Share:
+            marks = {"drawn": tf.zeros([0])} if Origin.RANDOM in origins else {}
+            return share(batch, origins)._replace(marks=marks)
+
+        self.shares = Dataset.zip((dataset,)).map(shared, **_AT_ONCE)
         self.size = None
 
 
@@ -180,8 +189,8 @@ def divide(dataset: Dataset, sharing: Sharing) -> tuple[Dataset, int]:
     own = int(tf.math.count_nonzero(_is_own(size, sharing)))
     if not drops and _may_leave_few(source, size, own, sharing):
         divided = divided.group_by_window(
-            key_func=_number_of_own,
-            reduce_func=_batch,
+            key_func=without_conversion(lambda about, row: about.num_own),
+            reduce_func=without_conversion(lambda num_own, window: window.batch(num_own)),
             window_size_func=tf.identity,
         )
     else:
@@ -192,7 +201,7 @@ def divide(dataset: Dataset, sharing: Sharing) -> tuple[Dataset, int]:
             divided = _mapped(divided, later)
         else:
             divided = type(later)(divided, private_names.COUNT.of(later))
-    return divided.map(_as_share, **AT_ONCE).with_options(dataset.options()), size
+    return divided.map(_as_share, **_AT_ONCE).with_options(dataset.options()), size
 
 
 def _may_leave_few(source: Dataset, size: int, own: int, sharing: Sharing) -> bool:
@@ -209,16 +218,6 @@ def _may_leave_few(source: Dataset, size: int, own: int, sharing: Sharing) -> bo
 def _as_share(about: _About, batch: Structure) -> Share:
     """Returns a batch of rows, each with what is known of the global batch, as a share."""
     return Share(about.digest[0], batch, {"rows": tf.zeros([about.rows[0], 0])})
-
-
-@without_conversion
-def _number_of_own(about: _About, row: Structure) -> tf.Tensor:
-    return about.num_own
-
-
-@without_conversion
-def _batch(num_own: tf.Tensor, window: Dataset) -> Dataset:
-    return window.batch(num_own)
 
 
 @without_conversion
@@ -417,11 +416,9 @@ def _uses_number_of_rows(plan: Plan) -> bool:
         if depends and any(result != SAME for result in step.results):
             return True
         if depends or node.operation.type in _TELLING:
-            dependent.update(filter(functools.partial(_depends_on_rows, plan), node.outputs))
+            # Those that may have other numbers for another number of rows.
+            for number in node.outputs:
+                numbers = plan.sizes.numbers(number)
+                if numbers is None or not np.array_equal(*numbers):
+                    dependent.add(number)
     return not dependent.isdisjoint(plan.flat.outputs)
-
-
-def _depends_on_rows(plan: Plan, number: int) -> bool:
-    """Whether a tensor may have other numbers for another number of rows."""
-    numbers = plan.sizes.numbers(number)
-    return numbers is None or not np.array_equal(*numbers)
