@@ -187,16 +187,13 @@ class StepFunction:
                 _warn_of_sequences(planned)
             if planned.takes_any_rows:
                 spec = tf.nest.map_structure(type_of_rows, batch)._replace(digest=batch.digest)
+        write = compiled(functools.partial(self._write_step, multiples))
         try:
-            return self._writer(multiples).get_concrete_function(spec)
+            return self._writers.setdefault(multiples, write).get_concrete_function(spec)
         except NotWrittenError as error:
             self._step.fault = str(error)
             self._writers.clear()
             return self._find_graph(batch)
-
-    def _writer(self, multiples: Multiples | None) -> PolymorphicFunction:
-        write = functools.partial(self._write_step, multiples)
-        return self._writers.setdefault(multiples, compiled(write))
 
     def _write_step(self, multiples: Multiples | None, batch: Share) -> Structure:
         """Writes a step of all replicas, and returns its result, which is the same in all of them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
@@ -99,30 +100,25 @@ class TracedStep:
             spec: the types of the whole batch's tensors, in the batch's structure.
             multiples: see `StepFunction`; None if each replica computes all rows.
         """
-        unknown = tf.nest.map_structure(type_of_rows, spec)
-        of_any_rows = repr((unknown, multiples, self.fault))
-        of_these_rows = repr((spec, multiples, self.fault))
-        planned = self._planned.get(of_any_rows) or self._planned.get(of_these_rows)
-        if planned:
-            return planned
-        try:
-            planned = call_outside(lambda: self._plan(unknown, multiples))
-            self._planned[of_any_rows] = planned
-        except _OF_ALL:
-            raise
-        except Exception as first:
-            if of_any_rows == of_these_rows:
-                raise
-            constant = f"it fails if the number of rows is not a constant: {first}"
+        any_rows = tf.nest.map_structure(type_of_rows, spec)
+        kinds = {repr((kind, multiples, self.fault)): kind for kind in (any_rows, spec)}
+        for key in kinds:
+            if key in self._planned:
+                return self._planned[key]
+        constant = None
+        errors = []
+        for key, kind in kinds.items():
+            plan = functools.partial(self._plan, kind, multiples, constant)
             try:
-                planned = call_outside(lambda: self._plan(spec, multiples, constant))
+                self._planned[key] = call_outside(plan)
+                return self._planned[key]
             except _OF_ALL:
                 raise
-            except Exception:
-                # The first attempt may have left a model half built, which hides its error.
-                raise first from None
-            self._planned[of_these_rows] = planned
-        return planned
+            except Exception as error:
+                constant = f"it fails if the number of rows is not a constant: {error}"
+                errors.append(error)
+        # The first attempt may have left a model half built, which hides its error.
+        raise errors[0]
 
     def run_eagerly(self, data: Structure) -> Structure:
         """Returns the result of a step that runs eagerly, as in one process."""
@@ -134,7 +130,7 @@ class TracedStep:
             return tf.nest.map_structure(as_tensor, self._step(data))
 
     def _plan(
-        self, spec: Structure, multiples: Multiples | None, constant: str | None = None
+        self, spec: Structure, multiples: Multiples | None, constant: str | None
     ) -> PlannedStep:
         """Traces the step, and plans it.
 
