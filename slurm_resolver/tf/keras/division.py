@@ -20,19 +20,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import itertools
 import random
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.compat.v1 import AttrValue
 from tensorflow.data import Dataset
 
 from slurm_resolver.log import tell_once
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.keras.origins import Origin, find_origins, serialized_graph
+from slurm_resolver.tf.keras.origins import Origin, find_origins, serialized_graph, with_called
 from slurm_resolver.tf.keras.sharing import (
     NO_SEED,
     Share,
@@ -46,7 +44,6 @@ from slurm_resolver.tf.keras.sharing import (
 )
 from slurm_resolver.tf.partition.creation import attributes_of
 from slurm_resolver.tf.partition.emission import Plan, Split
-from slurm_resolver.tf.partition.inlining import Flat
 from slurm_resolver.tf.partition.step import plan_graph
 from slurm_resolver.tf.partition.values import SAME, PlanError, Sizes, names, rows
 from slurm_resolver.tf.reporter import reporter
@@ -306,10 +303,10 @@ def _mapped(pairs: Dataset, like: Dataset) -> Dataset:
     finally:  # one process does not draw for it
         random.setstate(of_python)
         np.random.set_state(of_numpy)
-    _check_state(_graph_of_map(result))
     # The function is traced again. What it takes from Python may have changed.
     is_same = False
-    with contextlib.suppress(PlanError):
+    with contextlib.suppress(PlanError):  # a function is not known
+        _check_state(_graph_of_map(result))
         is_same = _contents(result, len(pairs.element_spec[0])) == _contents(like)
     if not is_same:
         raise UndividedError(
@@ -323,48 +320,36 @@ def _mapped(pairs: Dataset, like: Dataset) -> Dataset:
 def _contents(dataset: Dataset, added: int = 0) -> list[object]:
     """Returns what a map does: its operations, their inputs and attributes, and what it captures.
 
+    Shapes, seeds and the names of functions are left out: what an operation calls comes after it.
+    A result is the input of an Identity.
+
     Args:
-        added: how many inputs and outputs come first that are not the map's own.
+        added: how many arguments come first that are not the map's own; it only returns them.
     """
     function = private_names.MAP_FUNCTION.of(dataset).function
-    return [*_operations(Flat(function.graph), added), *map(id, function.captured_inputs)]
-
-
-def _operations(flat: Flat, added: int = 0) -> list[object]:
-    """Returns the operations of a graph, and of the functions that they call; see `_contents`."""
-    counter = itertools.count(-added)
-    numbers = dict(zip(flat.inputs, counter))
-    found: list[object] = []
-    for node in flat.nodes:
-        inputs = [numbers[number] for number in node.inputs]
-        if node.kind == "Identity":
-            numbers[node.outputs[0]] = inputs[0]
+    numbers: dict[object, int] = {}  # of tensors, in the order in which they are made
+    found: list[object] = [*map(id, function.captured_inputs)]
+    for operation in with_called(function.graph.get_operations()):
+        tensors = [
+            numbers.setdefault(tensor.ref(), len(numbers) - added)
+            for tensor in (*operation.inputs, *operation.outputs)
+        ]
+        if min(tensors, default=0) < 0:  # of an added argument
             continue
-        numbers.update(zip(node.outputs, counter))
-        found += [node.kind, inputs]
-        for attribute in sorted(attributes_of(node.operation).items()):
-            found.append(_plain(attribute))
-            for function in (attribute[1].func, *attribute[1].list.func):
-                if function.name:  # empty for an attribute of another type
-                    found += _operations(node.function(function))
-    return [*found, *[numbers[number] for number in flat.outputs[added:]]]
+        found += [operation.type, tensors[: len(operation.inputs)]]
+        found += [
+            (name, value.SerializeToString())
+            for name, value in sorted(attributes_of(operation).items())
+            if name not in ("seed", "seed2")
+            and value.WhichOneof("value") not in ("shape", "func")
+            and not (value.list.shape or value.list.func)
+        ]
+    return found
 
 
 def _calls_of_python(graph: tf.Graph) -> list[tf.Operation]:
     """Returns the operations that call Python functions, each of which has a token."""
     return [operation for operation in graph.get_operations() if operation.type in _PYTHON]
-
-
-def _plain(attribute: tuple[str, AttrValue]) -> bytes:
-    """Returns an attribute that is no shape, function or seed, and else nothing."""
-    name, value = attribute
-    is_left_out = (
-        name in ("seed", "seed2")
-        or value.WhichOneof("value") in ("shape", "func")
-        or value.list.shape
-        or value.list.func
-    )
-    return b"" if is_left_out else value.SerializeToString()
 
 
 def _graph_of_map(dataset: Dataset) -> tf.Graph:
@@ -373,16 +358,16 @@ def _graph_of_map(dataset: Dataset) -> tf.Graph:
 
 def _check_state(graph: tf.Graph) -> None:
     """Raises UndividedError for an operation whose results depend on earlier elements."""
-    definition = graph.as_graph_def()
-    functions = [function.node_def for function in definition.library.function]
     global_seed = tf.compat.v1.get_seed(1)[0]
-    for node in itertools.chain(definition.node, *functions):
-        if node.op in _HARMLESS or not graph.op_def_for_type(node.op).is_stateful:
+    for operation in with_called(graph.get_operations()):
+        kind = operation.type
+        if kind in _HARMLESS or not operation.op_def.is_stateful:
             continue
-        draws = "seed" in node.attr and global_seed == NO_SEED
-        if not draws or node.attr["seed"].i or node.attr["seed2"].i:
+        attributes = operation.node_def.attr
+        draws = "seed" in attributes and global_seed == NO_SEED
+        if not draws or attributes["seed"].i or attributes["seed2"].i:
             raise UndividedError(
-                f"a map depends on earlier elements, or has a seed ({node.op}); maps need no seed"
+                f"a map depends on earlier elements, or has a seed ({kind}); maps need no seed"
             )
 
 
