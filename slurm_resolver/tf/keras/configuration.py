@@ -88,17 +88,15 @@ def describe_model(model: Model) -> Iterator[Entry]:
 def _describe(name: str, value: object, depth: int = 0) -> Iterator[Entry]:
     """Yields the entries of a value and of all that it consists of."""
     parts: Mapping[Any, object] = {}
-    if isinstance(value, dict):
-        text = ", ".join(sorted(map(str, value))) or "none"
-        parts = value
-    elif isinstance(value, _PLAIN):
+    items = value if isinstance(value, (list, tuple)) else [value]
+    if all(isinstance(item, _PLAIN) for item in items):
         text = repr(value)
     elif isinstance(value, (list, tuple)):
         text = f"{len(value)} items"
-        if all(isinstance(item, _PLAIN) for item in value):
-            text = repr(value)
-        else:
-            parts = dict(enumerate(value))
+        parts = dict(enumerate(value))
+    elif isinstance(value, dict):
+        text = ", ".join(sorted(map(str, value))) or "none"
+        parts = value
     elif isinstance(value, (np.ndarray, np.generic)):
         text = f"numbers {zlib.crc32(value.tobytes())}"
     else:
