@@ -69,19 +69,16 @@ def describe_call(name: str, arguments: Mapping[str, Any]) -> Iterator[Entry]:
     parts: Parts = {
         key: value if isinstance(value, _PLAIN) else "given" for key, value in arguments.items()
     }
-    return _describe(name, {**parts, "callbacks that restore a training": restored})
+    parts["callbacks that restore a training"] = restored
+    return _describe(name, parts)
 
 
 def describe_model(model: Model) -> Iterator[Entry]:
     """Yields the configuration of a model's layers, optimizer, losses and metrics."""
-    parts = {
-        **_config(model, "get_compile_config"),
-        **{
-            name: getattr(model, name, None)
-            for name in ("optimizer", "loss", "run_eagerly", "steps_per_execution")
-        },
-        "layers": list(private_names.FLATTEN_LAYERS.of(model)()),
-    }
+    parts = _config(model, "get_compile_config")
+    for name in ("optimizer", "loss", "run_eagerly", "steps_per_execution"):
+        parts[name] = getattr(model, name, None)
+    parts["layers"] = list(private_names.FLATTEN_LAYERS.of(model)())
     return _describe("model", parts)
 
 

@@ -120,11 +120,11 @@ class ReplicaStep:
             part = self.whole_batch()
             total = tf.convert_to_tensor(count_rows(part))
             own = self._own_rows(total, tf.range(total))
-        elif batch.own is None:
-            part, own = self._part_of_share(planned.multiples or ())
-        else:
+        elif "own" in batch.marks:
             part = batch.batch
             own = self._places_of_own_data()
+        else:
+            part, own = self._part_of_share(planned.multiples or ())
         if planned.plan is None:
             results = call_traced(planned, part)
         else:
@@ -194,7 +194,7 @@ class ReplicaStep:
 
         If all replicas have all rows, because there are too few, the first replica adds them alone.
         """
-        if not self._replica or self._batch.own is not None:
+        if not self._replica or "own" in self._batch.marks:
             return add
 
         def add_own(tensors: Tensors) -> list[tf.Tensor]:
@@ -263,7 +263,7 @@ class ReplicaStep:
         Where each worker draws for itself, the rows are those of the first one.
         """
         batch = self._batch.batch
-        if self._batch.drawn is None:
+        if "drawn" not in self._batch.marks:
             self._add([])
             return batch
         return tf.nest.pack_sequence_as(batch, self._of_first(tf.nest.flatten(batch)))

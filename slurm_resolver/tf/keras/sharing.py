@@ -41,8 +41,10 @@ class Share(NamedTuple):
         digest: fingerprints, float32 of shape (tensors with rows, FINGERPRINT): of the batch's
             tensors, or of those that its rows are made of.
         batch: all rows, or those of this worker's replicas.
-        marks: tensors without entries, for `rows`, `drawn` and `own`. (With a None for what is
-            missing, TensorFlow would take twice as long to return a batch.)
+        marks: tensors without entries: "rows", see `rows`; "drawn", if each worker draws parts of
+            the batch, such as augmented images; "own", if the worker reads data of its own: that
+            of all workers is the batch. (With a None for what is missing, TensorFlow would take
+            twice as long to return a batch.)
     """
 
     digest: tf.Tensor
@@ -56,16 +58,6 @@ class Share(NamedTuple):
         TensorFlow knows all rows of the batch as it does in one process: as a constant or not.
         """
         return self.marks.get("rows")
-
-    @property
-    def drawn(self) -> tf.Tensor | None:
-        """Some tensor if each worker draws parts of the batch, such as augmented images."""
-        return self.marks.get("drawn")
-
-    @property
-    def own(self) -> tf.Tensor | None:
-        """Some tensor if the worker reads data of its own; those of all are the batch."""
-        return self.marks.get("own")
 
 
 class Sharing(NamedTuple):

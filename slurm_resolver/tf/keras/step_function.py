@@ -167,7 +167,7 @@ class StepFunction:
             return ()
         count = math.gcd(*numbers)
         multiples = tuple(number // count for number in numbers)
-        can_divide = count >= replicas and all(multiples) and batch.own is None
+        can_divide = count >= replicas and all(multiples) and "own" not in batch.marks
         if multiples in self._writers or (can_divide and not any(self._writers)):
             return multiples
         return None
@@ -181,7 +181,7 @@ class StepFunction:
         multiples = self._multiples_of(batch)
         spec = batch
         is_first = multiples not in self._writers or isinstance(batch.digest, tf.TensorSpec)
-        if is_first and batch.own is None:
+        if is_first and "own" not in batch.marks:
             planned = self._planned(batch, multiples)
             if self._writers.keys() - {multiples}:  # only some batches can be divided
                 _warn_of_sequences(planned)
@@ -242,7 +242,7 @@ class StepFunction:
             f"the {self._kind} step of {self._model.name!r} cannot be split{some}: "
             f"{reason.rstrip('.')}."
         )
-        if batch.own is not None:
+        if "own" in batch.marks:
             raise FitError(
                 f"{text} Each worker reads its own data, so none has a whole batch. Use "
                 "AutoShardPolicy.AUTO."

@@ -134,9 +134,9 @@ class Verification:
 
 def _why_not(planned: PlannedStep, batch: Share) -> str:
     """Returns why a step cannot be compared; "" if it can, or is that of one process anyway."""
-    if batch.own is not None:
+    if "own" in batch.marks:
         return "each worker reads its own data"
-    if batch.drawn is not None:
+    if "drawn" in batch.marks:
         return "each worker draws parts of the data for itself, such as augmented images"
     plan = planned.plan
     graph = planned.function.graph
