@@ -163,4 +163,4 @@ def _changes(begin: Sequence[Any], end: Sequence[Any]) -> Iterator[npt.NDArray[n
     """
     for before, after in itertools.zip_longest(begin, end, fillvalue=0.0):
         change = np.subtract(after, before, dtype=complex).ravel()
-        yield np.nan_to_num(change, nan=1e30, posinf=1e30, neginf=-1e30)
+        yield np.nan_to_num(change, copy=False, nan=1e30, posinf=1e30, neginf=-1e30)
