@@ -264,6 +264,6 @@ class ReplicaStep:
         """
         batch = self._batch.batch
         if "drawn" not in self._batch.marks:
-            self._add([])
+            self._add([])  # which compares them
             return batch
         return tf.nest.pack_sequence_as(batch, self._of_first(tf.nest.flatten(batch)))
