@@ -26,7 +26,6 @@ from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.start.keras_version import check_keras
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.configuration import describe_call, describe_model
 from slurm_resolver.tf.keras.custom_functions import check_functions
 from slurm_resolver.tf.keras.differences import REMEDY
@@ -35,7 +34,7 @@ from slurm_resolver.tf.keras.files.one_writer import listed, one_writer
 from slurm_resolver.tf.keras.progress_callback import reporting
 from slurm_resolver.tf.keras.protocols import Model
 from slurm_resolver.tf.keras.strategy_registry import are_several, is_ours
-from slurm_resolver.tf.keras.waits import has_clock
+from slurm_resolver.tf.keras.sums import has_clock
 from slurm_resolver.tf.keras.weight_comparison import callback_of, compare_weights
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.reporter import reporter
@@ -67,19 +66,11 @@ def call_together(original: Method, model: Model, /, *args: object, **kwargs: ob
         workers.exchange(f"calls {name} within {workers.call}", None)
         with writing_together(), reporter.aside(name):
             return call()
-    bound = inspect.signature(original).bind(model, *args, **kwargs)
-    bound.apply_defaults()
-    return _call_in_all(original, model, bound)
-
-
-def _call_in_all(original: Method, model: Model, bound: inspect.BoundArguments) -> object:
-    """Compares what the workers call and their models, and makes the call."""
-    name = original.__name__
-    strategy = model.distribute_strategy
-    workers: Workers = strategy.workers
-    arguments = bound.arguments
     if name == "fit" and model.compiled and model.jit_compile:
         warn_once("jit_compile=True has no effect: XLA cannot compile steps of several workers")
+    bound = inspect.signature(original).bind(model, *args, **kwargs)
+    bound.apply_defaults()
+    arguments = bound.arguments
     callbacks = listed(arguments["callbacks"])
     arguments["callbacks"] = callbacks
     kinds = sorted({type(callback).__name__ for callback in callbacks})
@@ -97,8 +88,8 @@ def _call_in_all(original: Method, model: Model, bound: inspect.BoundArguments) 
         if arguments["verbose"] == "auto" and workers.index:  # one bar is enough
             arguments["verbose"] = 0
         arguments["callbacks"] = [report, *callbacks, callback_of(workers, remedy)]
+        call = functools.partial(original, *bound.args, **bound.kwargs)
         with workers.failing_together(name), one_writer(callbacks, workers):
-            call = functools.partial(original, *bound.args, **bound.kwargs)
             return _fit(call, strategy) if name == "fit" else call()
 
 

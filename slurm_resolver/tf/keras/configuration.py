@@ -69,36 +69,31 @@ def describe_call(name: str, arguments: Mapping[str, Any]) -> Iterator[Entry]:
     parts: Parts = {
         key: value if isinstance(value, _PLAIN) else "given" for key, value in arguments.items()
     }
-    return _describe(name, {**parts, "callbacks that restore a training": restored})
+    parts["callbacks that restore a training"] = restored
+    return _describe(name, parts)
 
 
 def describe_model(model: Model) -> Iterator[Entry]:
     """Yields the configuration of a model's layers, optimizer, losses and metrics."""
-    parts = {
-        **_config(model, "get_compile_config"),
-        **{
-            name: getattr(model, name, None)
-            for name in ("optimizer", "loss", "run_eagerly", "steps_per_execution")
-        },
-        "layers": list(private_names.FLATTEN_LAYERS.of(model)()),
-    }
+    parts = _config(model, "get_compile_config")
+    for name in ("optimizer", "loss", "run_eagerly", "steps_per_execution"):
+        parts[name] = getattr(model, name, None)
+    parts["layers"] = list(private_names.FLATTEN_LAYERS.of(model)())
     return _describe("model", parts)
 
 
 def _describe(name: str, value: object, depth: int = 0) -> Iterator[Entry]:
     """Yields the entries of a value and of all that it consists of."""
     parts: Mapping[Any, object] = {}
-    if isinstance(value, dict):
-        text = ", ".join(sorted(map(str, value))) or "none"
-        parts = value
-    elif isinstance(value, _PLAIN):
+    items = value if isinstance(value, (list, tuple)) else [value]
+    if all(isinstance(item, _PLAIN) for item in items):
         text = repr(value)
     elif isinstance(value, (list, tuple)):
         text = f"{len(value)} items"
-        if all(isinstance(item, _PLAIN) for item in value):
-            text = repr(value)
-        else:
-            parts = dict(enumerate(value))
+        parts = dict(enumerate(value))
+    elif isinstance(value, dict):
+        text = ", ".join(sorted(map(str, value))) or "none"
+        parts = value
     elif isinstance(value, (np.ndarray, np.generic)):
         text = f"numbers {zlib.crc32(value.tobytes())}"
     else:

@@ -19,21 +19,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
+import inspect
 import random
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.compat.v1 import AttrValue
 from tensorflow.data import Dataset
 
 from slurm_resolver.log import tell_once
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.keras.origins import Origin, find_origins, serialized_graph
+from slurm_resolver.tf.keras.origins import Origin, find_origins, serialized_graph, with_called
 from slurm_resolver.tf.keras.sharing import (
-    AT_ONCE,
     NO_SEED,
     Share,
     Sharing,
@@ -41,13 +39,11 @@ from slurm_resolver.tf.keras.sharing import (
     count_rows,
     is_one_of,
     share,
-    undivided_shares,
     without,
     without_conversion,
 )
 from slurm_resolver.tf.partition.creation import attributes_of
 from slurm_resolver.tf.partition.emission import Plan, Split
-from slurm_resolver.tf.partition.inlining import Flat
 from slurm_resolver.tf.partition.step import plan_graph
 from slurm_resolver.tf.partition.values import SAME, PlanError, Sizes, names, rows
 from slurm_resolver.tf.reporter import reporter
@@ -55,6 +51,10 @@ from slurm_resolver.tf.reporter import reporter
 _PASSED = (private_names.PREFETCHED, private_names.OPTIONS_DATASET)  # the elements stay the same
 _MAPS = (private_names.MAP_DATASET, private_names.PARALLEL_MAP_DATASET)
 _BATCHES = (private_names.BATCH_DATASET, private_names.PARALLEL_BATCH_DATASET)
+# For a map that reads no element ahead: the next reader of a generator would not get it.
+# TensorFlow 2.16 has no such argument.
+_HAS_SYNCHRONOUS = "synchronous" in inspect.signature(Dataset.map).parameters
+_AT_ONCE = {"synchronous": True} if _HAS_SYNCHRONOUS else {}
 _COMPARED = 256  # bytes at the end of a string
 # What takes a number of batches.
 _COUNTED = (
@@ -113,9 +113,15 @@ class WorkerData:
 
     def undivide(self) -> None:
         """Lets the worker read all rows."""
-        self.shares = undivided_shares(
-            without(self.whole, [private_names.PREFETCHED] if self._goes_on else [])
-        )
+        dataset = without(self.whole, [private_names.PREFETCHED] if self._goes_on else [])
+        origins = find_origins(dataset)
+
+        @without_conversion
+        def shared(batch: Structure) -> Share:
+            marks = {"drawn": tf.zeros([0])} if Origin.RANDOM in origins else {}
+            return share(batch, origins)._replace(marks=marks)
+
+        self.shares = Dataset.zip((dataset,)).map(shared, **_AT_ONCE)
         self.size = None
 
 
@@ -180,8 +186,8 @@ def divide(dataset: Dataset, sharing: Sharing) -> tuple[Dataset, int]:
     own = int(tf.math.count_nonzero(_is_own(size, sharing)))
     if not drops and _may_leave_few(source, size, own, sharing):
         divided = divided.group_by_window(
-            key_func=_number_of_own,
-            reduce_func=_batch,
+            key_func=without_conversion(lambda about, row: about.num_own),
+            reduce_func=without_conversion(lambda num_own, window: window.batch(num_own)),
             window_size_func=tf.identity,
         )
     else:
@@ -192,7 +198,7 @@ def divide(dataset: Dataset, sharing: Sharing) -> tuple[Dataset, int]:
             divided = _mapped(divided, later)
         else:
             divided = type(later)(divided, private_names.COUNT.of(later))
-    return divided.map(_as_share, **AT_ONCE).with_options(dataset.options()), size
+    return divided.map(_as_share, **_AT_ONCE).with_options(dataset.options()), size
 
 
 def _may_leave_few(source: Dataset, size: int, own: int, sharing: Sharing) -> bool:
@@ -209,16 +215,6 @@ def _may_leave_few(source: Dataset, size: int, own: int, sharing: Sharing) -> bo
 def _as_share(about: _About, batch: Structure) -> Share:
     """Returns a batch of rows, each with what is known of the global batch, as a share."""
     return Share(about.digest[0], batch, {"rows": tf.zeros([about.rows[0], 0])})
-
-
-@without_conversion
-def _number_of_own(about: _About, row: Structure) -> tf.Tensor:
-    return about.num_own
-
-
-@without_conversion
-def _batch(num_own: tf.Tensor, window: Dataset) -> Dataset:
-    return window.batch(num_own)
 
 
 @without_conversion
@@ -307,10 +303,10 @@ def _mapped(pairs: Dataset, like: Dataset) -> Dataset:
     finally:  # one process does not draw for it
         random.setstate(of_python)
         np.random.set_state(of_numpy)
-    _check_state(_graph_of_map(result))
     # The function is traced again. What it takes from Python may have changed.
     is_same = False
-    with contextlib.suppress(PlanError):
+    with contextlib.suppress(PlanError):  # a function is not known
+        _check_state(_graph_of_map(result))
         is_same = _contents(result, len(pairs.element_spec[0])) == _contents(like)
     if not is_same:
         raise UndividedError(
@@ -324,48 +320,36 @@ def _mapped(pairs: Dataset, like: Dataset) -> Dataset:
 def _contents(dataset: Dataset, added: int = 0) -> list[object]:
     """Returns what a map does: its operations, their inputs and attributes, and what it captures.
 
+    Shapes, seeds and the names of functions are left out: what an operation calls comes after it.
+    A result is the input of an Identity.
+
     Args:
-        added: how many inputs and outputs come first that are not the map's own.
+        added: how many arguments come first that are not the map's own; it only returns them.
     """
     function = private_names.MAP_FUNCTION.of(dataset).function
-    return [*_operations(Flat(function.graph), added), *map(id, function.captured_inputs)]
-
-
-def _operations(flat: Flat, added: int = 0) -> list[object]:
-    """Returns the operations of a graph, and of the functions that they call; see `_contents`."""
-    counter = itertools.count(-added)
-    numbers = dict(zip(flat.inputs, counter))
-    found: list[object] = []
-    for node in flat.nodes:
-        inputs = [numbers[number] for number in node.inputs]
-        if node.kind == "Identity":
-            numbers[node.outputs[0]] = inputs[0]
+    numbers: dict[object, int] = {}  # of tensors, in the order in which they are made
+    found: list[object] = [*map(id, function.captured_inputs)]
+    for operation in with_called(function.graph.get_operations()):
+        tensors = [
+            numbers.setdefault(tensor.ref(), len(numbers) - added)
+            for tensor in (*operation.inputs, *operation.outputs)
+        ]
+        if min(tensors, default=0) < 0:  # of an added argument
             continue
-        numbers.update(zip(node.outputs, counter))
-        found += [node.kind, inputs]
-        for attribute in sorted(attributes_of(node.operation).items()):
-            found.append(_plain(attribute))
-            for function in (attribute[1].func, *attribute[1].list.func):
-                if function.name:  # empty for an attribute of another type
-                    found += _operations(node.function(function))
-    return [*found, *[numbers[number] for number in flat.outputs[added:]]]
+        found += [operation.type, tensors[: len(operation.inputs)]]
+        found += [
+            (name, value.SerializeToString())
+            for name, value in sorted(attributes_of(operation).items())
+            if name not in ("seed", "seed2")
+            and value.WhichOneof("value") not in ("shape", "func")
+            and not (value.list.shape or value.list.func)
+        ]
+    return found
 
 
 def _calls_of_python(graph: tf.Graph) -> list[tf.Operation]:
     """Returns the operations that call Python functions, each of which has a token."""
     return [operation for operation in graph.get_operations() if operation.type in _PYTHON]
-
-
-def _plain(attribute: tuple[str, AttrValue]) -> bytes:
-    """Returns an attribute that is no shape, function or seed, and else nothing."""
-    name, value = attribute
-    is_left_out = (
-        name in ("seed", "seed2")
-        or value.WhichOneof("value") in ("shape", "func")
-        or value.list.shape
-        or value.list.func
-    )
-    return b"" if is_left_out else value.SerializeToString()
 
 
 def _graph_of_map(dataset: Dataset) -> tf.Graph:
@@ -374,16 +358,16 @@ def _graph_of_map(dataset: Dataset) -> tf.Graph:
 
 def _check_state(graph: tf.Graph) -> None:
     """Raises UndividedError for an operation whose results depend on earlier elements."""
-    definition = graph.as_graph_def()
-    functions = [function.node_def for function in definition.library.function]
     global_seed = tf.compat.v1.get_seed(1)[0]
-    for node in itertools.chain(definition.node, *functions):
-        if node.op in _HARMLESS or not graph.op_def_for_type(node.op).is_stateful:
+    for operation in with_called(graph.get_operations()):
+        kind = operation.type
+        if kind in _HARMLESS or not operation.op_def.is_stateful:
             continue
-        draws = "seed" in node.attr and global_seed == NO_SEED
-        if not draws or node.attr["seed"].i or node.attr["seed2"].i:
+        attributes = operation.node_def.attr
+        draws = "seed" in attributes and global_seed == NO_SEED
+        if not draws or attributes["seed"].i or attributes["seed2"].i:
             raise UndividedError(
-                f"a map depends on earlier elements, or has a seed ({node.op}); maps need no seed"
+                f"a map depends on earlier elements, or has a seed ({kind}); maps need no seed"
             )
 
 
@@ -417,11 +401,9 @@ def _uses_number_of_rows(plan: Plan) -> bool:
         if depends and any(result != SAME for result in step.results):
             return True
         if depends or node.operation.type in _TELLING:
-            dependent.update(filter(functools.partial(_depends_on_rows, plan), node.outputs))
+            # Those that may have other numbers for another number of rows.
+            for number in node.outputs:
+                numbers = plan.sizes.numbers(number)
+                if numbers is None or not np.array_equal(*numbers):
+                    dependent.add(number)
     return not dependent.isdisjoint(plan.flat.outputs)
-
-
-def _depends_on_rows(plan: Plan, number: int) -> bool:
-    """Whether a tensor may have other numbers for another number of rows."""
-    numbers = plan.sizes.numbers(number)
-    return numbers is None or not np.array_equal(*numbers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -33,7 +33,12 @@ def is_one_process() -> bool:
 
 
 def update_once(
-    original: Method, variable: tf.Variable, function: Method, *args: Any, **kwargs: Any
+    original: Method,
+    variable: tf.Variable,
+    function: Method,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    group: bool = True,
 ) -> object:
     """Replaces a strategy's `extended.update`: in the step of one process, it updates one copy.
 
@@ -43,10 +48,9 @@ def update_once(
     if not is_one_process():
         owner: Any = getattr(variable, "distribute_strategy", None)
         update = owner.extended.update.__wrapped__ if is_ours(owner) else original
-        return update(variable, function, *args, **kwargs)
+        return update(variable, function, args, kwargs, group)
     local = getattr(variable, "values", (variable,))
-    values = kwargs.get("args", args[0] if args else ())
-    return function(local[0], *values, **(kwargs.get("kwargs") or {}))
+    return function(local[0], *args, **(kwargs or {}))
 
 
 def place_slot(strategy: tf.distribute.Strategy, original: Method, variable: tf.Variable) -> Any:

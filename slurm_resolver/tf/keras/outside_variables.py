@@ -33,11 +33,12 @@ def copies_of(strategy: Strategy, function: ConcreteFunction) -> Copies:
     extended = strategy.extended
     by_handle = {id(variable.handle): variable for variable in function.variables}
     # TensorFlow has a set of them: these are in the order in which the step uses them.
-    used = [key for key in map(id, function.captured_inputs) if key in by_handle]
+    captured = map(id, function.captured_inputs)
+    used = {key: by_handle[key] for key in captured if key in by_handle}
     outside = [
-        (by_handle[key].name, by_handle[key])
-        for key in used
-        if not extended.variable_created_in_scope(by_handle[key])
+        (variable.name, variable)
+        for variable in used.values()
+        if not extended.variable_created_in_scope(variable)
     ]
     if outside and strategy.of_several:
         compare(
@@ -47,9 +48,9 @@ def copies_of(strategy: Strategy, function: ConcreteFunction) -> Copies:
             _REMEDY,
         )
     copies = {}
-    for key in used:
-        variable = extended.value_container(by_handle[key])
-        copies[key] = list(strategy.experimental_local_results(variable))
+    for key, variable in used.items():
+        container = extended.value_container(variable)
+        copies[key] = list(strategy.experimental_local_results(container))
         for device in extended.worker_devices[len(copies[key]) :]:
             with tf.device(device):
                 copies[key].append(tf.Variable(variable, trainable=variable.trainable))

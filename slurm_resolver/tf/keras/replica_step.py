@@ -1,7 +1,8 @@
 """A step as a replica computes it: of its rows of the batch, by the plan of the model's step.
 
 The workers either read equal global batches, of which each replica takes its rows; or each worker
-reads its own data, which together are the global batch.
+reads its own data, which together are the global batch. A *replica* is a copy of the model on one
+device; a worker has one for each of its devices.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras.replicas import replica_number
+from slurm_resolver.tf.keras.protocols import Strategy
 from slurm_resolver.tf.keras.sharing import (
     Share,
     Sharing,
@@ -22,20 +23,40 @@ from slurm_resolver.tf.keras.sharing import (
     without_optionals,
 )
 from slurm_resolver.tf.keras.step_comparison import Comparison
-from slurm_resolver.tf.keras.sums import add_up
+from slurm_resolver.tf.keras.sums import add_up, timed
 from slurm_resolver.tf.keras.traced_step import (
     Multiples,
     NotWrittenError,
     PlannedStep,
     reason_of,
 )
-from slurm_resolver.tf.keras.waits import timed
 from slurm_resolver.tf.partition.collectives import OwnRows, as_sent, own_places, received
 from slurm_resolver.tf.partition.emission import AddUp, Emission
 from slurm_resolver.tf.partition.values import Tensors, rows
+from slurm_resolver.tf.private_names import Method
 
 # Those that add up in any order, so that equal steps on equal numbers round differently.
 unordered_devices = functools.partial(tf.config.list_logical_devices, "GPU")
+
+
+def of_first_replica(strategy: Strategy, values: Structure) -> Structure:
+    """Returns what the first replica of this worker has of values."""
+    return tf.nest.map_structure(
+        lambda value: strategy.experimental_local_results(value)[0], values
+    )
+
+
+def run_in_replicas(strategy: Strategy, function: Method, batch: Structure) -> Structure:
+    """Calls a function in each replica of this worker, and returns the first one's result.
+
+    A single replica runs without a thread, because conditions in TensorFlow's threads cannot update
+    variables.
+    """
+    if strategy.sharing.local_replicas > 1:
+        return of_first_replica(strategy, strategy.run(function, args=(batch,)))
+    replica = tf.distribute.ReplicaContext(strategy, strategy.sharing.first_replica)
+    with strategy.scope(), replica, tf.device(strategy.extended.worker_devices[0]):
+        return function(of_first_replica(strategy, batch))
 
 
 def call_traced(planned: PlannedStep, whole: Structure) -> Tensors:
@@ -64,7 +85,8 @@ class ReplicaStep:
         self._sharing = sharing
         self._comparison = comparison
         self._batch = batch
-        self._replica = replica_number()
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        self._replica = int(tf.get_static_value(number))  # among those of all workers
         self._local = self._replica - sharing.first_replica  # among the replicas of this worker
         self._add_all = timed(
             functools.partial(add_up, bytes_per_bucket=sharing.bytes_per_bucket),
@@ -98,11 +120,11 @@ class ReplicaStep:
             part = self.whole_batch()
             total = tf.convert_to_tensor(count_rows(part))
             own = self._own_rows(total, tf.range(total))
-        elif batch.own is None:
-            part, own = self._part_of_share(planned.multiples or ())
-        else:
+        elif "own" in batch.marks:
             part = batch.batch
             own = self._places_of_own_data()
+        else:
+            part, own = self._part_of_share(planned.multiples or ())
         if planned.plan is None:
             results = call_traced(planned, part)
         else:
@@ -172,7 +194,7 @@ class ReplicaStep:
 
         If all replicas have all rows, because there are too few, the first replica adds them alone.
         """
-        if not self._replica or self._batch.own is not None:
+        if not self._replica or "own" in self._batch.marks:
             return add
 
         def add_own(tensors: Tensors) -> list[tf.Tensor]:
@@ -241,7 +263,7 @@ class ReplicaStep:
         Where each worker draws for itself, the rows are those of the first one.
         """
         batch = self._batch.batch
-        if self._batch.drawn is None:
-            self._add([])
+        if "drawn" not in self._batch.marks:
+            self._add([])  # which compares them
             return batch
         return tf.nest.pack_sequence_as(batch, self._of_first(tf.nest.flatten(batch)))

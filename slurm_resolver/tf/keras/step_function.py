@@ -34,16 +34,17 @@ from slurm_resolver.tf.keras.division import WorkerData
 from slurm_resolver.tf.keras.files.callback_files import is_in_hook
 from slurm_resolver.tf.keras.outside_variables import refresh_copies
 from slurm_resolver.tf.keras.protocols import Model, Strategy
-from slurm_resolver.tf.keras.replica_step import ReplicaStep
-from slurm_resolver.tf.keras.replicas import of_first_replica, run_in_replicas
+from slurm_resolver.tf.keras.replica_step import ReplicaStep, of_first_replica, run_in_replicas
 from slurm_resolver.tf.keras.sharing import (
+    FINGERPRINT,
     Share,
     Structure,
+    as_tensor,
     count_rows,
     has_rows,
-    own_share,
     share,
     type_of,
+    type_of_rows,
     without_optionals,
 )
 from slurm_resolver.tf.keras.step_comparison import Comparison
@@ -52,10 +53,8 @@ from slurm_resolver.tf.keras.traced_step import (
     NotWrittenError,
     PlannedStep,
     TracedStep,
-    as_tensor,
     draws_by_seed,
     has,
-    type_of_rows,
 )
 from slurm_resolver.tf.keras.verification import Verification
 from slurm_resolver.tf.keras.weight_comparison import compare_weights
@@ -111,7 +110,8 @@ class StepFunction:
         if isinstance(batch, Share):
             return batch
         if isinstance(tf.nest.flatten(batch)[0], tf.distribute.DistributedValues):
-            return own_share(batch)
+            # What a worker has read for itself, no other one has.
+            return Share(tf.zeros([0, FINGERPRINT]), batch, {"own": tf.zeros([0])})
         shared = share(tf.nest.map_structure(as_tensor, batch))
         rows = count_rows(shared.batch)
         self._rows = self._rows or rows
@@ -167,7 +167,7 @@ class StepFunction:
             return ()
         count = math.gcd(*numbers)
         multiples = tuple(number // count for number in numbers)
-        can_divide = count >= replicas and all(multiples) and batch.own is None
+        can_divide = count >= replicas and all(multiples) and "own" not in batch.marks
         if multiples in self._writers or (can_divide and not any(self._writers)):
             return multiples
         return None
@@ -181,22 +181,19 @@ class StepFunction:
         multiples = self._multiples_of(batch)
         spec = batch
         is_first = multiples not in self._writers or isinstance(batch.digest, tf.TensorSpec)
-        if is_first and batch.own is None:
+        if is_first and "own" not in batch.marks:
             planned = self._planned(batch, multiples)
             if self._writers.keys() - {multiples}:  # only some batches can be divided
                 _warn_of_sequences(planned)
             if planned.takes_any_rows:
                 spec = tf.nest.map_structure(type_of_rows, batch)._replace(digest=batch.digest)
+        write = compiled(functools.partial(self._write_step, multiples))
         try:
-            return self._writer(multiples).get_concrete_function(spec)
+            return self._writers.setdefault(multiples, write).get_concrete_function(spec)
         except NotWrittenError as error:
             self._step.fault = str(error)
             self._writers.clear()
             return self._find_graph(batch)
-
-    def _writer(self, multiples: Multiples | None) -> PolymorphicFunction:
-        write = functools.partial(self._write_step, multiples)
-        return self._writers.setdefault(multiples, compiled(write))
 
     def _write_step(self, multiples: Multiples | None, batch: Share) -> Structure:
         """Writes a step of all replicas, and returns its result, which is the same in all of them.
@@ -245,7 +242,7 @@ class StepFunction:
             f"the {self._kind} step of {self._model.name!r} cannot be split{some}: "
             f"{reason.rstrip('.')}."
         )
-        if batch.own is not None:
+        if "own" in batch.marks:
             raise FitError(
                 f"{text} Each worker reads its own data, so none has a whole batch. Use "
                 "AutoShardPolicy.AUTO."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
@@ -12,12 +13,12 @@ from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import debug
 from slurm_resolver.tf.causes import OF_PEERS
-from slurm_resolver.tf.keras.called_functions import with_called
 from slurm_resolver.tf.keras.differences import Entry, compare
 from slurm_resolver.tf.keras.one_process import as_one_process
+from slurm_resolver.tf.keras.origins import with_called
 from slurm_resolver.tf.keras.outside_variables import Copies, copies_of
 from slurm_resolver.tf.keras.protocols import Model, Strategy
-from slurm_resolver.tf.keras.sharing import TENSORS, Structure, type_of
+from slurm_resolver.tf.keras.sharing import Structure, as_tensor, type_of_rows
 from slurm_resolver.tf.partition.effects import RANDOM, is_drawn
 from slurm_resolver.tf.partition.emission import Plan
 from slurm_resolver.tf.partition.inlining import CALLS
@@ -40,7 +41,6 @@ _SAME_SEEDS = (
 _XLA_DRAWS = RANDOM | names(
     "StatelessRandomGetAlg StatelessRandomGetKeyCounter StatelessRandomGetKeyCounterAlg"
 )
-_TYPES = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 Multiples = tuple[int, ...]
 _OF_ALL = (FitError, *OF_PEERS)  # errors that end the step in all workers
 
@@ -100,30 +100,25 @@ class TracedStep:
             spec: the types of the whole batch's tensors, in the batch's structure.
             multiples: see `StepFunction`; None if each replica computes all rows.
         """
-        unknown = tf.nest.map_structure(type_of_rows, spec)
-        of_any_rows = repr((unknown, multiples, self.fault))
-        of_these_rows = repr((spec, multiples, self.fault))
-        planned = self._planned.get(of_any_rows) or self._planned.get(of_these_rows)
-        if planned:
-            return planned
-        try:
-            planned = call_outside(lambda: self._plan(unknown, multiples))
-            self._planned[of_any_rows] = planned
-        except _OF_ALL:
-            raise
-        except Exception as first:
-            if of_any_rows == of_these_rows:
-                raise
-            constant = f"it fails if the number of rows is not a constant: {first}"
+        any_rows = tf.nest.map_structure(type_of_rows, spec)
+        kinds = {repr((kind, multiples, self.fault)): kind for kind in (any_rows, spec)}
+        for key in kinds:
+            if key in self._planned:
+                return self._planned[key]
+        constant = None
+        errors = []
+        for key, kind in kinds.items():
+            plan = functools.partial(self._plan, kind, multiples, constant)
             try:
-                planned = call_outside(lambda: self._plan(spec, multiples, constant))
+                self._planned[key] = call_outside(plan)
+                return self._planned[key]
             except _OF_ALL:
                 raise
-            except Exception:
-                # The first attempt may have left a model half built, which hides its error.
-                raise first from None
-            self._planned[of_these_rows] = planned
-        return planned
+            except Exception as error:
+                constant = f"it fails if the number of rows is not a constant: {error}"
+                errors.append(error)
+        # The first attempt may have left a model half built, which hides its error.
+        raise errors[0]
 
     def run_eagerly(self, data: Structure) -> Structure:
         """Returns the result of a step that runs eagerly, as in one process."""
@@ -135,7 +130,7 @@ class TracedStep:
             return tf.nest.map_structure(as_tensor, self._step(data))
 
     def _plan(
-        self, spec: Structure, multiples: Multiples | None, constant: str | None = None
+        self, spec: Structure, multiples: Multiples | None, constant: str | None
     ) -> PlannedStep:
         """Traces the step, and plans it.
 
@@ -230,22 +225,6 @@ class TracedStep:
                 return tf.Variable(value, **how)
 
         return call_outside(make_in_scope)
-
-
-def as_tensor(value: Any) -> tf.Tensor | None:
-    """Converts a number, array or variable."""
-    return value if value is None or isinstance(value, TENSORS) else tf.convert_to_tensor(value)
-
-
-def type_of_rows(value: Any, count: int | None = None) -> tf.TypeSpec | None:
-    """Returns the type of a tensor for another number of rows, by default an unknown one."""
-    spec = type_of(value)
-    if not isinstance(spec, _TYPES) or not spec.shape.rank:
-        return spec
-    shape = [count, *spec.shape[1:]]
-    if isinstance(spec, tf.RaggedTensorSpec):
-        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
-    return type(spec)(shape, spec.dtype)
 
 
 def _reason_of_batch(spec: Structure, multiples: Multiples | None) -> str | None:

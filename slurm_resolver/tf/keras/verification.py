@@ -22,8 +22,7 @@ from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.tf.keras.protocols import Model
-from slurm_resolver.tf.keras.replica_step import call_traced
-from slurm_resolver.tf.keras.replicas import of_first_replica
+from slurm_resolver.tf.keras.replica_step import call_traced, of_first_replica
 from slurm_resolver.tf.keras.sharing import Share, Structure
 from slurm_resolver.tf.keras.traced_step import PlannedStep, draws, has
 from slurm_resolver.tf.keras.weight_comparison import variables_of
@@ -135,9 +134,9 @@ class Verification:
 
 def _why_not(planned: PlannedStep, batch: Share) -> str:
     """Returns why a step cannot be compared; "" if it can, or is that of one process anyway."""
-    if batch.own is not None:
+    if "own" in batch.marks:
         return "each worker reads its own data"
-    if batch.drawn is not None:
+    if "drawn" in batch.marks:
         return "each worker draws parts of the data for itself, such as augmented images"
     plan = planned.plan
     graph = planned.function.graph
@@ -164,4 +163,4 @@ def _changes(begin: Sequence[Any], end: Sequence[Any]) -> Iterator[npt.NDArray[n
     """
     for before, after in itertools.zip_longest(begin, end, fillvalue=0.0):
         change = np.subtract(after, before, dtype=complex).ravel()
-        yield np.nan_to_num(change, nan=1e30, posinf=1e30, neginf=-1e30)
+        yield np.nan_to_num(change, copy=False, nan=1e30, posinf=1e30, neginf=-1e30)

@@ -12,8 +12,8 @@ STRATEGY: Any = SimpleNamespace(scope=lambda: "its scope")
 
 
 def test_an_optimizer_updates_one_copy_of_a_variable() -> None:
-    def update(*of_strategy: Any, args: Any) -> Any:
-        return "by the strategy", *of_strategy, *args
+    def update(variable: Any, function: Any, args: Any, *_: Any) -> Any:
+        return "by the strategy", variable, function, *args
 
     with as_one_process():
         assert update_once(update, VARIABLE, list, args=()) == list("of replica 0")
