@@ -69,7 +69,7 @@ class Reporter:
 
     Attributes:
         waited: returns for how many seconds this process has waited for other workers in all its
-            training steps (see `keras.sums`); None if that is not measured.
+            training steps (see `keras.waits`); None if that is not measured.
     """
 
     stage = ""

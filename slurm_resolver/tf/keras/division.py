@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import random
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
@@ -30,8 +29,10 @@ from tensorflow.data import Dataset
 
 from slurm_resolver.log import tell_once
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.keras.origins import Origin, find_origins, serialized_graph, with_called
+from slurm_resolver.tf.keras.called_functions import with_called
+from slurm_resolver.tf.keras.origins import Origin, find_origins, serialized_graph
 from slurm_resolver.tf.keras.sharing import (
+    AT_ONCE,
     NO_SEED,
     Share,
     Sharing,
@@ -39,6 +40,7 @@ from slurm_resolver.tf.keras.sharing import (
     count_rows,
     is_one_of,
     share,
+    undivided_shares,
     without,
     without_conversion,
 )
@@ -51,10 +53,6 @@ from slurm_resolver.tf.reporter import reporter
 _PASSED = (private_names.PREFETCHED, private_names.OPTIONS_DATASET)  # the elements stay the same
 _MAPS = (private_names.MAP_DATASET, private_names.PARALLEL_MAP_DATASET)
 _BATCHES = (private_names.BATCH_DATASET, private_names.PARALLEL_BATCH_DATASET)
-# For a map that reads no element ahead: the next reader of a generator would not get it.
-# TensorFlow 2.16 has no such argument.
-_HAS_SYNCHRONOUS = "synchronous" in inspect.signature(Dataset.map).parameters
-_AT_ONCE = {"synchronous": True} if _HAS_SYNCHRONOUS else {}
 _COMPARED = 256  # bytes at the end of a string
 # What takes a number of batches.
 _COUNTED = (
@@ -113,15 +111,9 @@ class WorkerData:
 
     def undivide(self) -> None:
         """Lets the worker read all rows."""
-        dataset = without(self.whole, [private_names.PREFETCHED] if self._goes_on else [])
-        origins = find_origins(dataset)
-
-        @without_conversion
-        def shared(batch: Structure) -> Share:
-            marks = {"drawn": tf.zeros([0])} if Origin.RANDOM in origins else {}
-            return share(batch, origins)._replace(marks=marks)
-
-        self.shares = Dataset.zip((dataset,)).map(shared, **_AT_ONCE)
+        self.shares = undivided_shares(
+            without(self.whole, [private_names.PREFETCHED] if self._goes_on else [])
+        )
         self.size = None
 
 
@@ -186,8 +178,8 @@ def divide(dataset: Dataset, sharing: Sharing) -> tuple[Dataset, int]:
     own = int(tf.math.count_nonzero(_is_own(size, sharing)))
     if not drops and _may_leave_few(source, size, own, sharing):
         divided = divided.group_by_window(
-            key_func=without_conversion(lambda about, row: about.num_own),
-            reduce_func=without_conversion(lambda num_own, window: window.batch(num_own)),
+            key_func=_number_of_own,
+            reduce_func=_batch,
             window_size_func=tf.identity,
         )
     else:
@@ -198,7 +190,7 @@ def divide(dataset: Dataset, sharing: Sharing) -> tuple[Dataset, int]:
             divided = _mapped(divided, later)
         else:
             divided = type(later)(divided, private_names.COUNT.of(later))
-    return divided.map(_as_share, **_AT_ONCE).with_options(dataset.options()), size
+    return divided.map(_as_share, **AT_ONCE).with_options(dataset.options()), size
 
 
 def _may_leave_few(source: Dataset, size: int, own: int, sharing: Sharing) -> bool:
@@ -215,6 +207,16 @@ def _may_leave_few(source: Dataset, size: int, own: int, sharing: Sharing) -> bo
 def _as_share(about: _About, batch: Structure) -> Share:
     """Returns a batch of rows, each with what is known of the global batch, as a share."""
     return Share(about.digest[0], batch, {"rows": tf.zeros([about.rows[0], 0])})
+
+
+@without_conversion
+def _number_of_own(about: _About, row: Structure) -> tf.Tensor:
+    return about.num_own
+
+
+@without_conversion
+def _batch(num_own: tf.Tensor, window: Dataset) -> Dataset:
+    return window.batch(num_own)
 
 
 @without_conversion
@@ -401,9 +403,11 @@ def _uses_number_of_rows(plan: Plan) -> bool:
         if depends and any(result != SAME for result in step.results):
             return True
         if depends or node.operation.type in _TELLING:
-            # Those that may have other numbers for another number of rows.
-            for number in node.outputs:
-                numbers = plan.sizes.numbers(number)
-                if numbers is None or not np.array_equal(*numbers):
-                    dependent.add(number)
+            dependent.update(filter(functools.partial(_depends_on_rows, plan), node.outputs))
     return not dependent.isdisjoint(plan.flat.outputs)
+
+
+def _depends_on_rows(plan: Plan, number: int) -> bool:
+    """Whether a tensor may have other numbers for another number of rows."""
+    numbers = plan.sizes.numbers(number)
+    return numbers is None or not np.array_equal(*numbers)

@@ -17,8 +17,9 @@ import tensorflow as tf
 from slurm_resolver.errors import FitError
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.protocols import Metric
+from slurm_resolver.tf.keras.replicas import is_in_replica
 from slurm_resolver.tf.keras.sharing import without_conversion
-from slurm_resolver.tf.keras.strategy_registry import is_coordinated, is_in_replica, sharing_of
+from slurm_resolver.tf.keras.strategy_registry import is_coordinated, sharing_of
 from slurm_resolver.tf.keras.sums import add_up
 from slurm_resolver.tf.private_names import Method
 

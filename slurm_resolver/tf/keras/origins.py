@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import tensorflow as tf
 from tensorflow.data import Dataset
 
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.partition.inlining import function_graph
+from slurm_resolver.tf.keras.called_functions import with_called
 from slurm_resolver.tf.partition.values import PlanError
 
 _RANDOM = re.compile(
@@ -92,20 +92,3 @@ def _origin_of(kinds: Iterable[str]) -> Origin:
     if _RANDOM.search(text):
         return Origin.RANDOM
     return Origin.PYTHON if _PYTHON.search(text) else Origin.EQUAL
-
-
-def with_called(operations: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
-    """Yields operations, and those in the functions that they call, such as datasets and branches.
-
-    The order is the same in all workers, which that of the attributes is not.
-
-    Raises:
-        PlanError: if a function is not known.
-    """
-    for operation in operations:
-        yield operation
-        for _, value in sorted(operation.node_def.attr.items()):
-            for function in (value.func, *value.list.func):
-                if function.name:  # empty for an attribute of another type
-                    called = function_graph(operation, function.name)
-                    yield from with_called(called.get_operations())

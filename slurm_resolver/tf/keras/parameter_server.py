@@ -23,12 +23,8 @@ from slurm_resolver.tf.keras.calls import SCOPE
 from slurm_resolver.tf.keras.compiled import compiled
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.protocols import EpochIterator, Model
-from slurm_resolver.tf.keras.sharing import (
-    Structure,
-    as_tensor,
-    type_of_rows,
-    without_optionals,
-)
+from slurm_resolver.tf.keras.sharing import Structure, without_optionals
+from slurm_resolver.tf.keras.traced_step import as_tensor, type_of_rows
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.strategy_start import starting_together
 

@@ -25,8 +25,9 @@ from slurm_resolver.tf.keras.iterators import make_iterator
 from slurm_resolver.tf.keras.metrics import add_on_servers, patch_metrics
 from slurm_resolver.tf.keras.one_process import is_one_process, moments_of_own_rows
 from slurm_resolver.tf.keras.protocols import EpochIterator, Metric, Model
+from slurm_resolver.tf.keras.replicas import is_in_replica
 from slurm_resolver.tf.keras.sharing import without_optionals
-from slurm_resolver.tf.keras.strategy_registry import is_in_replica, is_ours, ours, sharing_of
+from slurm_resolver.tf.keras.strategy_registry import is_ours, ours, sharing_of
 from slurm_resolver.tf.private_names import Method
 
 

@@ -1,8 +1,7 @@
 """A step as a replica computes it: of its rows of the batch, by the plan of the model's step.
 
 The workers either read equal global batches, of which each replica takes its rows; or each worker
-reads its own data, which together are the global batch. A *replica* is a copy of the model on one
-device; a worker has one for each of its devices.
+reads its own data, which together are the global batch.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras.protocols import Strategy
+from slurm_resolver.tf.keras.replicas import replica_number
 from slurm_resolver.tf.keras.sharing import (
     Share,
     Sharing,
@@ -23,40 +22,20 @@ from slurm_resolver.tf.keras.sharing import (
     without_optionals,
 )
 from slurm_resolver.tf.keras.step_comparison import Comparison
-from slurm_resolver.tf.keras.sums import add_up, timed
+from slurm_resolver.tf.keras.sums import add_up
 from slurm_resolver.tf.keras.traced_step import (
     Multiples,
     NotWrittenError,
     PlannedStep,
     reason_of,
 )
+from slurm_resolver.tf.keras.waits import timed
 from slurm_resolver.tf.partition.collectives import OwnRows, as_sent, own_places, received
 from slurm_resolver.tf.partition.emission import AddUp, Emission
 from slurm_resolver.tf.partition.values import Tensors, rows
-from slurm_resolver.tf.private_names import Method
 
 # Those that add up in any order, so that equal steps on equal numbers round differently.
 unordered_devices = functools.partial(tf.config.list_logical_devices, "GPU")
-
-
-def of_first_replica(strategy: Strategy, values: Structure) -> Structure:
-    """Returns what the first replica of this worker has of values."""
-    return tf.nest.map_structure(
-        lambda value: strategy.experimental_local_results(value)[0], values
-    )
-
-
-def run_in_replicas(strategy: Strategy, function: Method, batch: Structure) -> Structure:
-    """Calls a function in each replica of this worker, and returns the first one's result.
-
-    A single replica runs without a thread, because conditions in TensorFlow's threads cannot update
-    variables.
-    """
-    if strategy.sharing.local_replicas > 1:
-        return of_first_replica(strategy, strategy.run(function, args=(batch,)))
-    replica = tf.distribute.ReplicaContext(strategy, strategy.sharing.first_replica)
-    with strategy.scope(), replica, tf.device(strategy.extended.worker_devices[0]):
-        return function(of_first_replica(strategy, batch))
 
 
 def call_traced(planned: PlannedStep, whole: Structure) -> Tensors:
@@ -85,8 +64,7 @@ class ReplicaStep:
         self._sharing = sharing
         self._comparison = comparison
         self._batch = batch
-        number = tf.distribute.get_replica_context().replica_id_in_sync_group
-        self._replica = int(tf.get_static_value(number))  # among those of all workers
+        self._replica = replica_number()
         self._local = self._replica - sharing.first_replica  # among the replicas of this worker
         self._add_all = timed(
             functools.partial(add_up, bytes_per_bucket=sharing.bytes_per_bucket),

@@ -11,14 +11,16 @@ a generator is not split at all.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple, TypeVar, cast
 
 import tensorflow as tf
+from tensorflow.data import Dataset
 
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.keras.origins import Origin
+from slurm_resolver.tf.keras.origins import Origin, find_origins
 
 # Tensors, or their types, in tuples, lists and dicts, as `tf.nest` takes them.
 Structure = Any
@@ -28,9 +30,12 @@ Traced = TypeVar("Traced", bound=Callable[..., Any])
 _DIGESTS = 2**24 - 3  # exact as float32
 _SMALL = 16  # numbers in a row, up to which all rows are compared
 FINGERPRINT = 3  # numbers in the fingerprint of a tensor
-_TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
-_TYPES = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
+TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
 BYTES_PER_BUCKET = 25 * 2**20
+# For a map that reads no element ahead: the next reader of a generator would not get it.
+# TensorFlow 2.16 has no such argument.
+_HAS_SYNCHRONOUS = "synchronous" in inspect.signature(Dataset.map).parameters
+AT_ONCE = {"synchronous": True} if _HAS_SYNCHRONOUS else {}
 _OPTIONAL = (tf.experimental.Optional, tf.OptionalSpec)
 
 
@@ -91,6 +96,11 @@ def share(batch: Structure, origins: Sequence[Origin] | None = None) -> Share:
     return Share(tf.reshape(fingerprints, [-1, FINGERPRINT]), batch)
 
 
+def own_share(data: Structure) -> Share:
+    """Returns what a worker has read for itself, which no other one has."""
+    return Share(tf.zeros([0, FINGERPRINT]), data, {"own": tf.zeros([0])})
+
+
 def fingerprint(value: tf.Tensor, origin: Origin) -> tf.Tensor:
     """Returns a digest of a tensor, whether it tells rows apart, and its origin, as float32.
 
@@ -121,12 +131,24 @@ def names_of_tensors(share: Share) -> list[str]:
     ]
 
 
+def undivided_shares(dataset: Dataset) -> Dataset:
+    """Returns the dataset of shares that have all rows of each batch of a dataset."""
+    origins = find_origins(dataset)
+
+    @without_conversion
+    def shared(batch: Structure) -> Share:
+        marks = {"drawn": tf.zeros([0])} if Origin.RANDOM in origins else {}
+        return share(batch, origins)._replace(marks=marks)
+
+    return Dataset.zip((dataset,)).map(shared, **AT_ONCE)
+
+
 def is_one_of(thing: object, kinds: Iterable[private_names.Name]) -> bool:
     """Whether a dataset, or what Keras makes of it, is of one of these classes."""
     return isinstance(thing, tuple(kind.get() for kind in kinds))
 
 
-def without(dataset: tf.data.Dataset, kinds: Collection[private_names.Name]) -> tf.data.Dataset:
+def without(dataset: Dataset, kinds: Collection[private_names.Name]) -> Dataset:
     """Returns what a dataset is made of, without these kinds at its end."""
     while is_one_of(dataset, kinds):
         (dataset,) = private_names.INPUTS.of(dataset)()
@@ -155,22 +177,6 @@ def type_of(value: Any) -> tf.TypeSpec | None:
     return tf.type_spec_from_value(value)
 
 
-def as_tensor(value: Any) -> tf.Tensor | None:
-    """Converts a number, array or variable."""
-    return value if value is None or isinstance(value, _TENSORS) else tf.convert_to_tensor(value)
-
-
-def type_of_rows(value: Any, count: int | None = None) -> tf.TypeSpec | None:
-    """Returns the type of a tensor for another number of rows, by default an unknown one."""
-    spec = type_of(value)
-    if not isinstance(spec, _TYPES) or not spec.shape.rank:
-        return spec
-    shape = [count, *spec.shape[1:]]
-    if isinstance(spec, tf.RaggedTensorSpec):
-        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
-    return type(spec)(shape, spec.dtype)
-
-
 def has_rows(value: object) -> bool:
     """Whether a part of a batch is a tensor with a first dimension."""
-    return isinstance(value, _TENSORS) and value.shape.rank != 0
+    return isinstance(value, TENSORS) and value.shape.rank != 0

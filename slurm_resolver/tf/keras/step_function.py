@@ -34,17 +34,16 @@ from slurm_resolver.tf.keras.division import WorkerData
 from slurm_resolver.tf.keras.files.callback_files import is_in_hook
 from slurm_resolver.tf.keras.outside_variables import refresh_copies
 from slurm_resolver.tf.keras.protocols import Model, Strategy
-from slurm_resolver.tf.keras.replica_step import ReplicaStep, of_first_replica, run_in_replicas
+from slurm_resolver.tf.keras.replica_step import ReplicaStep
+from slurm_resolver.tf.keras.replicas import of_first_replica, run_in_replicas
 from slurm_resolver.tf.keras.sharing import (
-    FINGERPRINT,
     Share,
     Structure,
-    as_tensor,
     count_rows,
     has_rows,
+    own_share,
     share,
     type_of,
-    type_of_rows,
     without_optionals,
 )
 from slurm_resolver.tf.keras.step_comparison import Comparison
@@ -53,8 +52,10 @@ from slurm_resolver.tf.keras.traced_step import (
     NotWrittenError,
     PlannedStep,
     TracedStep,
+    as_tensor,
     draws_by_seed,
     has,
+    type_of_rows,
 )
 from slurm_resolver.tf.keras.verification import Verification
 from slurm_resolver.tf.keras.weight_comparison import compare_weights
@@ -110,8 +111,7 @@ class StepFunction:
         if isinstance(batch, Share):
             return batch
         if isinstance(tf.nest.flatten(batch)[0], tf.distribute.DistributedValues):
-            # What a worker has read for itself, no other one has.
-            return Share(tf.zeros([0, FINGERPRINT]), batch, {"own": tf.zeros([0])})
+            return own_share(batch)
         shared = share(tf.nest.map_structure(as_tensor, batch))
         rows = count_rows(shared.batch)
         self._rows = self._rows or rows

@@ -39,8 +39,3 @@ def is_coordinated() -> bool:
     """Whether the caller is in the scope, or a step, of a strategy that coordinates workers."""
     strategy = tf.distribute.get_strategy()
     return is_ours(strategy) and not sharing_of(strategy)
-
-
-def is_in_replica() -> bool:
-    """Whether the caller is one of a strategy's replicas."""
-    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()

@@ -4,8 +4,6 @@ Where workers send by gRPC, a message takes about as long for one number as for 
 sum over N workers passes parts of a tensor around the ring twice: 2 (N - 1) messages, one after the
 other. A gather passes whole tensors around once. Each worker then adds them up in the order of the
 workers, so that all have the same sum, bit for bit.
-
-How long a worker waits for the others, and for what they send, is measured as well.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import tensorflow as tf
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.sharing import BYTES_PER_BUCKET
 from slurm_resolver.tf.partition.collectives import as_sent, received
-from slurm_resolver.tf.partition.emission import AddUp
 from slurm_resolver.tf.partition.values import Tensors
 from slurm_resolver.tf.private_names import Method
 
@@ -72,41 +69,3 @@ def _all_reduce(
         return original(launcher, tensor, *args)
     gathered = private_names.ALL_GATHER.of(launcher)(tensor[tf.newaxis], *args[1:])
     return tf.add_n(tf.unstack(gathered, num=replicas))
-
-
-def timed(add_up: AddUp, waited: tf.Variable | None) -> AddUp:
-    """Returns a function that adds up tensors, and adds to `waited` the seconds that this takes.
-
-    The time begins when all tensors have been computed, and ends when all sums have. What is sent
-    while a worker still computes does not count.
-
-    Args:
-        add_up: returns the sums of tensors over all replicas.
-        waited: a variable of type float64 on the CPU; None if the time is not measured.
-    """
-    if waited is None or not has_clock():
-        return add_up
-
-    def add_up_timed(tensors: Tensors) -> list[tf.Tensor]:
-        began = _time_after(tensors)
-        sums = add_up(list(tensors))
-        waited.assign_add(_time_after(sums) - began)
-        return sums
-
-    return add_up_timed
-
-
-def has_clock() -> bool:
-    """Whether TensorFlow tells the time: not where the program has made it deterministic."""
-    with tf.init_scope():
-        try:
-            tf.timestamp()
-        except tf.errors.FailedPreconditionError:
-            return False
-    return True
-
-
-def _time_after(tensors: Tensors) -> tf.Tensor:
-    """Returns the time in seconds when all of these have been computed."""
-    with tf.control_dependencies(tensors), tf.device("/cpu:0"):
-        return tf.timestamp()

@@ -13,12 +13,12 @@ from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import debug
 from slurm_resolver.tf.causes import OF_PEERS
+from slurm_resolver.tf.keras.called_functions import with_called
 from slurm_resolver.tf.keras.differences import Entry, compare
 from slurm_resolver.tf.keras.one_process import as_one_process
-from slurm_resolver.tf.keras.origins import with_called
 from slurm_resolver.tf.keras.outside_variables import Copies, copies_of
 from slurm_resolver.tf.keras.protocols import Model, Strategy
-from slurm_resolver.tf.keras.sharing import Structure, as_tensor, type_of_rows
+from slurm_resolver.tf.keras.sharing import TENSORS, Structure, type_of
 from slurm_resolver.tf.partition.effects import RANDOM, is_drawn
 from slurm_resolver.tf.partition.emission import Plan
 from slurm_resolver.tf.partition.inlining import CALLS
@@ -41,6 +41,7 @@ _SAME_SEEDS = (
 _XLA_DRAWS = RANDOM | names(
     "StatelessRandomGetAlg StatelessRandomGetKeyCounter StatelessRandomGetKeyCounterAlg"
 )
+_TYPES = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 Multiples = tuple[int, ...]
 _OF_ALL = (FitError, *OF_PEERS)  # errors that end the step in all workers
 
@@ -225,6 +226,22 @@ class TracedStep:
                 return tf.Variable(value, **how)
 
         return call_outside(make_in_scope)
+
+
+def as_tensor(value: Any) -> tf.Tensor | None:
+    """Converts a number, array or variable."""
+    return value if value is None or isinstance(value, TENSORS) else tf.convert_to_tensor(value)
+
+
+def type_of_rows(value: Any, count: int | None = None) -> tf.TypeSpec | None:
+    """Returns the type of a tensor for another number of rows, by default an unknown one."""
+    spec = type_of(value)
+    if not isinstance(spec, _TYPES) or not spec.shape.rank:
+        return spec
+    shape = [count, *spec.shape[1:]]
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+    return type(spec)(shape, spec.dtype)
 
 
 def _reason_of_batch(spec: Structure, multiples: Multiples | None) -> str | None:

@@ -22,7 +22,8 @@ from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.tf.keras.protocols import Model
-from slurm_resolver.tf.keras.replica_step import call_traced, of_first_replica
+from slurm_resolver.tf.keras.replica_step import call_traced
+from slurm_resolver.tf.keras.replicas import of_first_replica
 from slurm_resolver.tf.keras.sharing import Share, Structure
 from slurm_resolver.tf.keras.traced_step import PlannedStep, draws, has
 from slurm_resolver.tf.keras.weight_comparison import variables_of

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from slurm_resolver.tf.keras.origins import find_origins, with_called
+from slurm_resolver.tf.keras.origins import find_origins
 
 IMAGES = np.ones((8, 4, 4, 1), "float32")
 LABELS = np.arange(8.0)
@@ -84,24 +83,3 @@ def test_a_function_that_cannot_be_read_may_call_python(monkeypatch: pytest.Monk
     monkeypatch.setattr(functions, lambda *_: None)
     found = find_origins(pairs().map(random_loop))
     assert [origin.name for origin in found] == ["PYTHON", "EQUAL"]
-
-
-def test_branches_come_in_the_order_of_their_names() -> None:
-    """The order of an operation's attributes is random."""
-
-    def step(x: Any) -> Any:
-        for seed in range(6):
-            x += tf.cond(
-                x > 0,
-                functools.partial(tf.random.normal, [], seed=2 * seed),
-                functools.partial(tf.random.normal, [], seed=2 * seed + 1),
-            )
-        return x
-
-    graph = tf.function(step).get_concrete_function(tf.TensorSpec([])).graph
-    seeds = [
-        one.get_attr("seed2")
-        for one in with_called(graph.get_operations())
-        if one.type == "RandomStandardNormal"
-    ]
-    assert seeds == [1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10]
