@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from slurm_resolver.cluster.layout import Layout, Ranks
 from slurm_resolver.cluster.options import ClusterOptions, JobCounts
@@ -81,9 +81,9 @@ def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> 
         candidates = free
         if job in groups:
             nodes_of = {component.group: {*component.nodes} for component in layout.components}
-            nodes = nodes_of.get(groups[job], ())
-            candidates = [rank for rank in free if layout.nodes[layout.node_of[rank]] in nodes]
-            if not nodes or count > len(candidates):
+            names = nodes_of.get(groups[job], ())
+            candidates = [rank for rank in free if layout.nodes[layout.node_of[rank]] in names]
+            if not names or count > len(candidates):
                 raise JobsError(
                     f"het_groups={groups!r}: {job!r} needs {counted(count, 'task')} of component "
                     f"{groups[job]!r}, which has {len(candidates)} free ones; the components of "
@@ -95,12 +95,13 @@ def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> 
         if spreads and job == "ps":
             # In every round each node gives its lowest free rank, the chief's node last.
             chiefs = {layout.node_of[rank] for rank in roles.get("chief", ())}
-            rounds: dict[int, Iterator[int]] = defaultdict(itertools.count)
-            places = sorted(
-                (next(rounds[layout.node_of[rank]]), layout.node_of[rank] in chiefs, rank)
-                for rank in candidates
-            )
-            candidates = [rank for _, _, rank in places]
+            ranks_on: dict[int, list[int]] = defaultdict(list)
+            for rank in candidates:
+                ranks_on[layout.node_of[rank]].append(rank)
+            nodes = sorted(ranks_on, key=chiefs.__contains__)  # else in the order of their ranks
+            rounds = itertools.zip_longest(*map(ranks_on.__getitem__, nodes))
+            places = (rank for ranks in rounds for rank in ranks if rank is not None)
+            candidates = [*itertools.islice(places, count)]
         if candidates is free:
             roles[job] = free[:count]
             free = free[count:]
