@@ -147,6 +147,16 @@ def convolutions() -> Any:
     )
 
 
+@case(collectives=1, nightly=False)
+def compiled_and_dilated_convolutions() -> Any:
+    """Keras lets XLA compile those of groups. TensorFlow has no kernel for them in float64."""
+    with precision("float64"):
+        return images_model(
+            layers.Conv2D(6, 3, groups=3),
+            layers.Conv2D(4, 2, dilation_rate=2),
+        )
+
+
 @case(collectives=5)
 def synchronized_batch_normalization() -> Any:
     return images_model(

@@ -5,6 +5,7 @@ Both are in this module, because a step of a plan may have its own function that
 
 from __future__ import annotations
 
+import functools
 from typing import Callable, NamedTuple, Union
 
 import tensorflow as tf
@@ -15,7 +16,7 @@ from slurm_resolver.tf.partition.collectives import (
     received,
     sent_part,
 )
-from slurm_resolver.tf.partition.creation import create
+from slurm_resolver.tf.partition.creation import attributes_of, create
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.sizes import OPAQUE, SizesOf
 from slurm_resolver.tf.partition.values import (
@@ -129,7 +130,7 @@ class Emission:
                 continue
             node, results, wants, make, _ = step
             inputs = list(map(self.get, node.inputs, wants))
-            outputs = make(self, inputs) if make else create(node.operation, inputs)
+            outputs = make(self, inputs) if make else _create(node, inputs)
             for number, value, tensor in zip(node.outputs, results, outputs):
                 self._keep(
                     number,
@@ -158,7 +159,7 @@ class Emission:
         """Writes a function as it was traced, and returns its outputs."""
         tensors = dict(zip(flat.inputs, inputs))
         for node in flat.nodes:
-            outputs = create(node.operation, [tensors[number] for number in node.inputs])
+            outputs = _create(node, [tensors[number] for number in node.inputs])
             tensors.update(zip(node.outputs, outputs))
         return [tensors[number] for number in flat.outputs]
 
@@ -184,7 +185,7 @@ class Emission:
             )
         if want == SAME:  # each replica can compute it
             node = self._plan.flat.makers[number]
-            outputs = create(node.operation, [self.get(one, SAME) for one in node.inputs])
+            outputs = _create(node, [self.get(one, SAME) for one in node.inputs])
             return outputs[node.outputs.index(number)]
         if want.is_list:
             return self._forms[number, value]
@@ -228,6 +229,18 @@ class Emission:
                 SAME,
                 received(total, self._plan.flat.tensors[number].dtype),
             )
+
+
+def _create(node: Node, inputs: Tensors) -> Tensors:
+    """Creates an operation.
+
+    For convolutions and the like in some formats, or with groups, TensorFlow has no kernel on CPUs,
+    but XLA has. So one of a function that XLA compiles is compiled, too, by itself.
+    """
+    write = functools.partial(create, node.operation)
+    if node.is_compiled and "data_format" in attributes_of(node.operation):
+        write = tf.function(write, autograph=False, jit_compile=True)
+    return write(inputs)
 
 
 def shape_of_part(tensor: tf.Tensor, value: Value) -> tf.TensorShape:

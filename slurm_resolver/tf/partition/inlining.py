@@ -30,6 +30,7 @@ class Node:
         inputs: the numbers of its inputs.
         outputs: the numbers of its outputs.
         after: what has to be computed before, besides its inputs.
+        is_compiled: whether it is of a function that XLA compiles.
         functions: those that it calls, by name.
     """
 
@@ -37,6 +38,7 @@ class Node:
     inputs: TensorNumbers
     outputs: TensorNumbers
     after: Sequence[Node]
+    is_compiled: bool
     functions: dict[str, Flat] = dataclasses.field(default_factory=dict)
 
     @property
@@ -48,7 +50,8 @@ class Node:
         """Returns a function that an attribute names, such as the body of a loop."""
         name = attribute.name
         if name not in self.functions:
-            self.functions[name] = Flat(function_graph(self.operation, name))
+            graph = function_graph(self.operation, name)
+            self.functions[name] = Flat(graph, self.is_compiled)
         return self.functions[name]
 
 
@@ -63,7 +66,7 @@ class Flat:
         makers: the node that computes a tensor, by number; none for an input.
     """
 
-    def __init__(self, graph: tf.Graph) -> None:
+    def __init__(self, graph: tf.Graph, is_compiled: bool = False) -> None:
         self.tensors: list[tf.Tensor] = []
         self.makers: dict[int, Node] = {}
         self._nodes: list[Node] = []  # each after those of its inputs
@@ -72,6 +75,7 @@ class Flat:
             graph,
             self.inputs,
             [],
+            is_compiled,
         )
         self.nodes = self._needed()
 
@@ -86,12 +90,14 @@ class Flat:
         graph: tf.Graph,
         inputs: TensorNumbers,
         before: list[Node],
+        is_compiled: bool,
     ) -> tuple[TensorNumbers, list[Node]]:
         """Adds the operations of a graph, with those of the functions that they only call.
 
         Args:
             inputs: the numbers of its inputs.
             before: what has to be computed before.
+            is_compiled: whether XLA compiles it.
 
         Returns:
             The numbers of its outputs, and all that it computes.
@@ -120,13 +126,22 @@ class Flat:
                     function_graph(operation, function),
                     given,
                     after,
+                    is_compiled or operation.node_def.attr["_XlaMustCompile"].b,
                 )
             elif operation.type == "IdentityN":
                 results = given
                 nodes = after + [self.makers[one] for one in given if one in self.makers]
             else:
                 results = self._add_tensors(operation.outputs)
-                nodes = [Node(operation, given, results, after)]
+                nodes = [
+                    Node(
+                        operation,
+                        given,
+                        results,
+                        after,
+                        is_compiled,
+                    )
+                ]
                 self.makers.update(dict.fromkeys(results, nodes[0]))
                 self._nodes += nodes
             made[operation] = nodes

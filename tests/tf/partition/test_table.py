@@ -28,6 +28,7 @@ NO_ROWS = 1
 
 WEIGHTS = tf.constant(np.linspace(-1, 1, 24).reshape(6, 4), tf.float32)
 KERNEL = tf.constant(np.linspace(-1, 1, 54).reshape(3, 3, 3, 2), tf.float32)
+GROUPED = tf.constant(np.linspace(-1, 1, 27).reshape(3, 3, 1, 3), tf.float64)
 KERNEL_3D = tf.constant(np.linspace(-1, 1, 16).reshape(2, 2, 2, 2, 1), tf.float32)
 VARIABLE = tf.Variable(np.linspace(-1, 1, 12).reshape(4, 3), dtype=tf.float32)
 KEYS = tf.constant(["a", "b"], tf.string)
@@ -375,6 +376,9 @@ gradient(lambda t: tf.nn.convolution(t, KERNEL, padding="SAME", dilations=[2, 3]
 gradient_of(lambda w: tf.nn.convolution(image, w, padding="SAME", dilations=2), KERNEL)
 tf.space_to_batch(tf.concat([image, image + 1.0], 0), [2, 4], [[0, 0], [1, 3]])
 tf.batch_to_space(tf.tile(image, [4, 1, 1, 1]), [2, 2], [[0, 1], [0, 0]])
+compiled_convolution(image)
+gradient(compiled_convolution, image)
+gradient_of(lambda w: tf.map_fn(lambda row: compiled_convolution(row[None], w), image), GROUPED)
 tf.nn.dilation2d(image, KERNEL[..., 0], STRIDES, "SAME", "NHWC", STRIDES)
 gradient(lambda t: tf.nn.dilation2d(t, KERNEL[..., 0], STRIDES, "SAME", "NHWC", STRIDES), image)
 gradient_of(lambda w: tf.nn.dilation2d(image, w, STRIDES, "SAME", "NHWC", STRIDES), KERNEL[..., 0])
@@ -485,6 +489,13 @@ def gradient_of(function: Callable[[Any], Any], weights: Any) -> Any:
         tape.watch(weights)
         result = tf.reduce_sum(function(weights))
     return tape.gradient(result, weights)
+
+
+@tf.function(jit_compile=True)  # type: ignore[untyped-decorator]
+def compiled_convolution(images: Any, kernel: Any = GROUPED) -> Any:
+    """Returns a convolution of which TensorFlow has no kernel on CPUs."""
+    images = tf.cast(images_first(images), tf.float64)
+    return tf.cast(tf.nn.conv2d(images, kernel, 1, "VALID", "NCHW"), F)
 
 
 def images_first(images: Any) -> Any:
