@@ -52,11 +52,11 @@ class Tasks:
     def send(self, ranks: Container[int] | None, message: Message) -> None:
         """Sends a message to the processes of these tasks; None for all tasks."""
         line = encode(message)
-        # The service's own task, which connects first, comes last: it may then hold the
-        # interpreter, and block the service.
-        for rank, link in reversed(self.links.items()):
-            is_wanted = ranks is None or rank in ranks
-            if link.writer and is_wanted and not link.writer.is_closing():
+        # The service's own task comes last: TensorFlow may start there once it has the message, and
+        # holds the interpreter, in which the service waits, until all other tasks have come.
+        for rank in sorted(self.links, key=self.address.rank.__eq__):
+            link = self.links[rank]
+            if link.writer and (ranks is None or rank in ranks) and not link.writer.is_closing():
                 link.writer.write(line)
 
     def connected(self, ranks: Iterable[int]) -> set[int]:

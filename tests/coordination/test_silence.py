@@ -39,3 +39,14 @@ def test_who_is_silent(events: str, monkeypatch: Patch) -> None:
                 tasks.clock.tick()
     found = [tasks.silent_for(limit) for limit in (GRACE, ADDRESS.silence)]
     assert found == [[1] if is_silent else [] for is_silent in RULE[events]]
+
+
+def test_the_task_of_the_service_gets_a_message_last() -> None:
+    """What it then does may hold the interpreter, in which the service sends."""
+    order: list[int] = []
+    tasks = Tasks(ADDRESS, str)
+    for rank in (2, ADDRESS.rank, 1):  # a slow look-up lets another task connect before it
+        writer = Mock(is_closing=lambda: False, write=lambda line, rank=rank: order.append(rank))
+        tasks.links[rank] = Link(rank, "71 x", writer)
+    tasks.send(None, {"over": None})
+    assert order == [2, 1, ADDRESS.rank]

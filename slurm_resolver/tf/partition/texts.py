@@ -84,8 +84,7 @@ def _table(op: Operation) -> Split:
         or op.attribute("row_partition_types") != [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"]
     ):
         raise NotByPartError("words in another table")
-    texts = rows(outer=words.outer, inner=words.inner)
-    return op.split(texts, *op.values)
+    return op.split(rows(outer=words.outer, inner=words.inner), *op.values)
 
 
 OF_WORDS: Rules = by_kind(
