@@ -259,7 +259,7 @@ class Planner(Plan):
                 raise PlanError(
                     "the words of all rows are needed; those of each row are enough only for a "
                     "table of a fixed width, such as TextVectorization's with an "
-                    "output_sequence_length"
+                    "output_sequence_length. Or split the texts in a map of the dataset"
                 )
             if tensor.dtype in (tf.resource, tf.string, tf.variant) or (
                 value == LOCAL and not tensor.dtype.is_floating
