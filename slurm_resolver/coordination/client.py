@@ -125,7 +125,9 @@ class Client:
             gather = self.offer(purpose, value, without=without, patient=timeout is None)
 
             def has_ended() -> object:
-                return gather in self._answers or self.refusal or self._end
+                # Another service may start, but not in time for a wait without a deadline.
+                is_over = timeout is None and self._end == ""
+                return gather in self._answers or self.refusal or self._end or is_over
 
             if not self.wait_for(has_ended, seconds) and self._connection:
                 self.say(gather, gather=gather, late=seconds)
@@ -140,8 +142,8 @@ class Client:
         if self.refusal:
             raise RefusedError(self.refusal, unreached=True)
         why = f"did not answer within {brief(seconds)} s: {self.problem}"
-        if self._end:
-            why = f"is gone, and cannot take part in {purpose}: {self._end}"
+        if self._end is not None:
+            why = f"is gone, and cannot take part in {purpose}: {self._end or 'it has ended'}"
         raise RendezvousError(f"{self.address.name} {why}.", unreached=True)
 
     def offer(self, purpose: str, value: Any, **options: Any) -> Gather:
@@ -179,8 +181,9 @@ class Client:
         with self._changed:
             if self._closed:
                 return
-            if self._standing:
-                # The service may be about to start, and the other tasks learn from it who has left.
+            if self._standing or self._gone_at < inf:
+                # The service may be about to start, or the connection has failed, and the other
+                # tasks learn from the service who has left.
                 self.wait_for(
                     lambda: self._connection or self.refusal or self._end is not None,
                     _LEAVE_SECONDS,

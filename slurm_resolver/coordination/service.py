@@ -110,8 +110,10 @@ class Service:
         self._failures: dict[str, str] = {}
         # the ranks whose goodbyes the others are not told yet
         self._departed: list[int] = []
-        # what tasks tell all others, by topic and rank
-        self._told: dict[tuple[str, int], Message] = {}
+        # what tasks tell all others, by topic: the first one counts
+        self._told: dict[str, Message] = {}
+        # the messages by which the others learn of a task's end
+        self._endings: list[Message] = []
         # the connections whose other end has not proved the secret; the oldest come first
         self._strangers: dict[StreamWriter, None] = {}
         self._thread = Thread(
@@ -198,7 +200,8 @@ class Service:
             self._informed.add((await _receive(reader))["rank"])
             return None
         if monotonic() > self._secret.renew_at:  # munge may take long
-            await get_running_loop().run_in_executor(None, self._secret.renew)
+            with suppress(RuntimeError):  # as this process ends; those that return know the key
+                await get_running_loop().run_in_executor(None, self._secret.renew)
         key = self._secret.key
         challenge = token_hex(16)
         _send(writer, {**greeting, "challenge": challenge, "offer": self._secret.offer})
@@ -250,7 +253,7 @@ class Service:
         link.close()
         link.writer = writer
         link.heard_at = self._tasks.clock.now
-        for message in self._told.values():
+        for message in [*self._told.values(), *self._endings]:
             _send(writer, message)
         if self._is_closing:
             _send(writer, {"closing": True})
@@ -293,21 +296,28 @@ class Service:
         elif isinstance(error, (EOFError, ConnectionError)):
             seconds = Timeouts.closed
             reason = "its process has ended"
-        link.loss = get_running_loop().call_later(seconds, self._end, rank, reason)
+        link.loss = get_running_loop().create_task(self._expire(rank, seconds, reason))
+
+    async def _expire(self, rank: int, seconds: float, reason: str) -> None:
+        """Ends a process that has not returned; the time stands still while this thread waits."""
+        for _ in range(int(seconds / _TICK_SECONDS)):
+            await sleep(_TICK_SECONDS)
+        self._end(rank, reason)
 
     def _tell(self, rank: int, message: Message) -> None:
-        """Tells all tasks what one of them tells."""
-        message = {**message, "rank": rank}
-        self._told[message["told"], rank] = message
-        self._tasks.send(None, message)
+        """Tells all tasks what one of them tells first; the others, which were later, get that."""
+        first = self._told.setdefault(message["told"], {**message, "rank": rank})
+        self._tasks.send(None if first["rank"] == rank else [rank], first)
 
     def _end(self, rank: int, failure: str) -> None:
         """Notes the end of a process, and tells the others."""
         link = self._tasks.links[rank]
         if failure:
-            self._tasks.send(None, {"gone": rank, "why": failure})
+            self._endings.append({"gone": rank, "why": failure})
+            self._tasks.send(None, self._endings[-1])
             self._failures[link.process] = failure
         else:
+            self._endings.append({"left": [rank]})
             self._departed.append(rank)
         # It may be stopped: it learns the reason once it continues.
         link.close()

@@ -12,7 +12,7 @@ from slurm_resolver.coordination.wire import Message, encode
 from slurm_resolver.wording import shorten
 
 if TYPE_CHECKING:  # asyncio takes long to import
-    from asyncio import StreamWriter, TimerHandle
+    from asyncio import StreamWriter, Task
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Link:
     rank: int
     process: str  # its id, and a random number
     writer: StreamWriter | None = None  # None while the connection has failed
-    loss: TimerHandle | None = None  # makes the process lost after that
+    loss: Task[None] | None = None  # makes the process lost after that
     heard_at: float = 0.0  # when the last message came, by the clock
 
     def close(self) -> None:

@@ -198,6 +198,20 @@ CASES = {
             "(its process has ended).",
         },
     ),
+    "one fails while another one is cut off": Case(
+        [
+            "time.sleep(5)",
+            "time.sleep(0.6); raise ValueError('no data')",
+            CUT_OFF.replace("4.0", "1.2"),
+        ],
+        {2: "rank 1: ValueError: no data"},
+    ),
+    "the serving task has ended": Case(
+        ["time.sleep(1)", *[f"time.sleep(3); {PATIENT}"] * 2],
+        dict.fromkeys(
+            (1, 2), f"{SERVICE} is gone, and cannot take part in the start: it has ended."
+        ),
+    ),
     "the connections of the service are reset": Case(
         [f"time.sleep(1)\n{RESET}", PATIENT, PATIENT],
         dict.fromkeys(

@@ -134,7 +134,14 @@ class CallbackFiles:
         topic = _TOPIC + full
         if not reads and topic not in client.told:
             client.tell(topic, "" if os.path.lexists(full) else self._hook)
-            client.wait_for(lambda: topic in client.told or self._workers.loss or client.refusal)
+            client.wait_for(
+                lambda: (
+                    topic in client.told
+                    or self._workers.loss
+                    or client.refusal
+                    or "closing" in client.latest
+                )
+            )
         claim: Message = client.told.get(topic, {"rank": self._rank, "value": ""})
         return claim
 
