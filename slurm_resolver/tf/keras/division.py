@@ -21,7 +21,7 @@ import contextlib
 import functools
 import random
 from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -47,7 +47,7 @@ from slurm_resolver.tf.keras.sharing import (
 from slurm_resolver.tf.partition.creation import attributes_of
 from slurm_resolver.tf.partition.emission import Plan, Split
 from slurm_resolver.tf.partition.step import plan_graph
-from slurm_resolver.tf.partition.values import SAME, PlanError, Sizes, names, rows
+from slurm_resolver.tf.partition.values import SAME, PlanError, Sizes, Want, names, rows
 from slurm_resolver.tf.reporter import reporter
 
 _PASSED = (private_names.PREFETCHED, private_names.OPTIONS_DATASET)  # the elements stay the same
@@ -399,7 +399,9 @@ def _uses_number_of_rows(plan: Plan) -> bool:
         assert isinstance(step, Split)
         node = step.node
         pairs = zip(node.inputs, step.wants)
-        depends = any(number in dependent and not isinstance(want, Sizes) for number, want in pairs)
+        depends = any(
+            number in dependent and _depends_on_rows(plan, number, want) for number, want in pairs
+        )
         if depends and any(result != SAME for result in step.results):
             return True
         if depends or node.operation.type in _TELLING:
@@ -407,7 +409,12 @@ def _uses_number_of_rows(plan: Plan) -> bool:
     return not dependent.isdisjoint(plan.flat.outputs)
 
 
-def _depends_on_rows(plan: Plan, number: int) -> bool:
-    """Whether a tensor may have other numbers for another number of rows."""
-    numbers = plan.sizes.numbers(number)
+def _depends_on_rows(plan: Plan, number: int, want: Want = SAME) -> bool:
+    """Whether a tensor may have other numbers for another number of rows.
+
+    One of a vector of sizes may be replaced by that of a replica's own rows.
+    """
+    numbers: Any = plan.sizes.numbers(number)
+    if numbers and isinstance(want, Sizes):
+        numbers = np.delete(numbers, want.rows.axis, axis=1)
     return numbers is None or not np.array_equal(*numbers)

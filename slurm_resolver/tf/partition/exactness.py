@@ -22,7 +22,6 @@ from slurm_resolver.tf.partition.values import (
     NotByPartError,
     Numbers,
     Samples,
-    by_kind,
     names,
 )
 
@@ -38,15 +37,23 @@ _EXTREMES = names("Max Maximum Min Minimum")
 # These tell the sizes of their inputs.
 TELLING = names("Shape ShapeN Size")
 _WIDE = (tf.int32, tf.int64)
-# These take a part, or have the smaller one of two sizes. No number of the samples is certain if an
-# input depends on N, from this place on.
-DECIDED_BY_NUMBERS = by_kind(
-    {
-        "GatherV2 Slice": 1,
-        "MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 Qr Svd": 0,
-        "Range": 2,
-    }
-)
+# These take a part. No number of the samples is certain if an input depends on N, from this place
+# on; nor if the steps, at this place, are longer than 1: one may be longer than N.
+DECIDED_BY_NUMBERS = {"GatherV2": 1, "Range": 2, "Slice": 1}
+STEPS = {"Range": 2, "StridedSlice": 3}
+_SMALLER = names("MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 Qr Svd")
+
+
+def count_of_extremes(operation: tf.Operation) -> int:
+    """Returns how many inputs decide about a result's sizes by a maximum or minimum, or as 1.
+
+    They come first.
+    """
+    if operation.type == "DynamicStitch":  # of the places
+        return len(operation.inputs) // 2
+    if operation.type == "Squeeze":  # which also removes the axis of a single row
+        return int(not operation.get_attr("squeeze_dims"))
+    return int(operation.type in _SMALLER)
 
 
 def batches(sizes: Sequence[float] | None, inner: int = 1) -> int | None:

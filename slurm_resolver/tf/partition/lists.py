@@ -111,9 +111,10 @@ def add(op: Operation) -> Split:
     element = op.values[place]
     if {element.kind, found.element and found.element.kind} != {Kind.ROWS, Kind.SAME}:
         added = list_of(element)
-        # What may be a shape, as for a gradient, has numbers.
+        # What may be a shape, as for a gradient, has numbers; an element that is not set, others.
         tensor = op.tensor(place)
-        if element == SAME and tensor.dtype.is_integer and tensor.shape.rank == 1:
+        is_pushed = op.kind == "TensorListPushBack"
+        if is_pushed and element == SAME and tensor.dtype.is_integer and tensor.shape.rank == 1:
             numbers = op.sizes.numbers(op.node.inputs[place])
             added = added._replace(numbers=numbers and tuple(map(tuple, numbers)))
         found = join(found, added)

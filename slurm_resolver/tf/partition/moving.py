@@ -81,8 +81,11 @@ def repeated(op: Operation) -> Split:
     """BroadcastTo and Fill: of rows, or of one entry for all rows."""
     if op.divided:
         return by_equation(op, "...,#->...")
+    is_filled = op.kind == "Fill"
+    if op.tensor(not is_filled).shape.num_elements() is None:  # the vector of sizes
+        raise NotByPartError("an unknown rank")
     value = first_rows(op.shape(RESULT))
-    if op.kind == "Fill":
+    if is_filled:
         return op.split(value, Sizes(value))
     axis = value.axis - op.rank(RESULT) + op.rank()
     if axis >= 0 and op.size(axis) != (1, 1):

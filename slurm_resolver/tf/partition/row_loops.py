@@ -11,6 +11,7 @@ of one of these kinds::
     again     says if there is another round
     total     the sum of a number of each row, with which nothing else is done
     new       a list without elements
+    reserved  a list with a place for each row
     owns      a list, or a stack, with an element of each row; so are "places" and "lengths"
     popped    a stack, which is empty in the end
 
@@ -44,25 +45,25 @@ from slurm_resolver.tf.partition.values import (
 # What an operation with lists, counters or totals returns, by what it gets. Add, AddN and AddV2 get
 # each of these once or several times, in any order.
 _TABLE = """
-    Add                    own place      -> rounds
-    Add                    own rounds     -> rounds
-    Add                    own total      -> total
-    Add                    owns           -> owns
-    Less                   place length   -> again
-    LogicalAnd             again again    -> again
-    TensorListElementShape owns           -> own
-    TensorListGetItem      owns place own -> own
-    TensorListLength       owns           -> length
-    TensorListPopBack      lengths own    -> popped length
-    TensorListPopBack      owns own       -> popped own
-    TensorListPopBack      places own     -> popped place
-    TensorListPushBack     new length     -> lengths
-    TensorListPushBack     new own        -> owns
-    TensorListPushBack     new place      -> places
-    TensorListReserve      own length     -> owns
-    TensorListSetItem      new place own  -> owns
-    TensorListSetItem      owns place own -> owns
-    ZerosLike              owns           -> owns
+    Add                    own place          -> rounds
+    Add                    own rounds         -> rounds
+    Add                    own total          -> total
+    Add                    owns               -> owns
+    Less                   place length       -> again
+    LogicalAnd             again again        -> again
+    TensorListElementShape owns               -> own
+    TensorListGetItem      owns place own     -> own
+    TensorListLength       owns               -> length
+    TensorListPopBack      lengths own        -> popped length
+    TensorListPopBack      owns own           -> popped own
+    TensorListPopBack      places own         -> popped place
+    TensorListPushBack     new length         -> lengths
+    TensorListPushBack     new own            -> owns
+    TensorListPushBack     new place          -> places
+    TensorListReserve      own length         -> owns
+    TensorListSetItem      reserved place own -> owns
+    TensorListSetItem      owns place own     -> owns
+    ZerosLike              owns               -> owns
 """
 _RETURNED = {
     tuple(given.split()): found.split()
@@ -103,13 +104,8 @@ def row_loop(op: Operation) -> Split:
     for place, (kind, variable) in enumerate(outputs):
         if wants[place] == SAME or (kind, variable) == (kinds[place], place):
             continue
-        made, inputs = op.sizes.flat.made(op.node.inputs[place])
-        # A stack, or a list with a place for each row.
-        is_new = made == "EmptyTensorList" or (
-            made == "TensorListReserve" and op.sizes.are(inputs[1], COUNTS)
-        )
-        if variable != place or (kinds[place] == "new" and not is_new):
-            raise NotByPartError("a round takes another variable, or a list has another length")
+        if variable != place:
+            raise NotByPartError("a round takes another variable")
         after[place] = list_of(SAME) if kind == "popped" else Value(Kind.LIST, role=kind)
     for place in counters:
         op.sizes.bind(op.node.outputs[place], None, COUNTS)
@@ -125,7 +121,7 @@ def row_loop(op: Operation) -> Split:
         for place in counters:
             tensors[place] = tf.cast(emission.rows.total, tensors[place].dtype)
         for place, value in enumerate(after):
-            if value.role and kinds[place] == "new":  # it was made for N elements
+            if value.role and kinds[place] == "reserved":  # for N elements
                 tensors[place] = tf.raw_ops.TensorListResize(input_handle=tensors[place], size=own)
         return list(tensors)
 
@@ -137,8 +133,11 @@ def _kind(op: Operation, body: Flat, place: int) -> str:
     value = op.raw[place]
     given = op.node.inputs[place]
     result = _origin(body, body.outputs[place])
+    made, inputs = op.sizes.flat.made(given)
     if value.is_list:
-        return value.role or ("other" if value.element else "new")
+        if made == "TensorListReserve" and op.sizes.are(inputs[1], COUNTS):
+            return "reserved"
+        return value.role or ("new" if made == "EmptyTensorList" else "other")
     if result == place:
         return "length" if op.sizes.are(given, COUNTS) else "own"
     made, inputs = body.made(result)

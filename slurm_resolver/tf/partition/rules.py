@@ -236,7 +236,9 @@ def linear(op: Operation) -> Split | None:
         return None
     dtypes = {place: op.tensor(place).dtype for place in (*range(len(op.raw)), RESULT)}
     addends = [one for one, dtype in dtypes.items() if dtype.is_floating or dtype.is_complex]
-    if not {*sums, RESULT} <= {*addends}:
+    # What adds up to more than the largest float16 is infinite; its addends need not be.
+    is_cut = op.kind == "Cast" and tf.float16 in dtypes.values()
+    if is_cut or not {*sums, RESULT} <= {*addends}:
         return None
     if op.kind in _PRODUCTS:
         if sums[1:] or sums[0] not in _PRODUCTS[op.kind]:

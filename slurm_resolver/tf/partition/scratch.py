@@ -6,6 +6,7 @@ one of them costs, and what does not depend on the number of rows is the same te
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Sequence
 from typing import Any, Callable
 
@@ -68,9 +69,11 @@ class Scratch:
         """Returns the numbers of a tensor; None if they are unknown."""
 
         def find() -> Numbers | None:
-            value: Numbers | None = tf.get_static_value(tensor)
-            if value is None and tensor.dtype.is_integer:
-                value = private_names.EVALUATE_CONSTANT.get()(tensor)
-            return value
+            with contextlib.suppress(OverflowError):  # the size of an axis is no int32
+                value: Numbers | None = tf.get_static_value(tensor)
+                if value is None and tensor.dtype.is_integer:
+                    value = private_names.EVALUATE_CONSTANT.get()(tensor)
+                return value
+            return None
 
         return self._once(find, tensor.ref())

@@ -1,19 +1,19 @@
 """Shapes, and numbers that are computed of sizes, as symbols of the number of rows N.
 
-TensorFlow's own shape inference is asked in a scratch graph, for an N of 27,720 and of 32,760.
+TensorFlow's own shape inference is asked in a scratch graph, for an N of 840 and of 1,260.
 Both are highly composite, so that a batch can be divided into parts there. What is true of both is
 true of any N: a number that `exactness` does not vouch for is left out.
 
-For example, a tensor whose first size is 55,440 for one and 65,520 for the other has 2 · N
+For example, a tensor whose first size is 1,680 for one and 2,520 for the other has 2 · N
 places there: two batches one after another. A size that is 128 in both is a constant of the
-program. One that is 27,720 in both is such a constant as well, and no number of rows::
+program. One that is 840 in both is such a constant as well, and no number of rows::
 
     first N       second N       means
-    27,720        32,760         N
-    55,440        65,520         2 · N
-    138,600       163,800        5 · N, such as rows of 5 numbers that are reshaped into one axis
+    840           1,260          N
+    1,680         2,520          2 · N
+    4,200         6,300          5 · N, such as rows of 5 numbers that are reshaped into one axis
     128           128            128
-    27,720        27,720         27,720
+    840           840            840
     0             0              nothing, if it is N % 3: `exactness` does not vouch for it
 """
 
@@ -28,8 +28,10 @@ import tensorflow as tf
 
 from slurm_resolver.tf.partition.exactness import (
     DECIDED_BY_NUMBERS,
+    STEPS,
     axes_of_slice,
     batches,
+    count_of_extremes,
     has_bit,
     is_exact,
     is_whole,
@@ -242,6 +244,11 @@ class SizesOf:
 
         None stands for all axes of equal sizes, where N says which part is taken.
         """
+        if not self._are_alike(node.inputs[: count_of_extremes(node.operation)]):
+            raise NotByPartError("the larger or the smaller one of several sizes")
+        steps = node.kind in STEPS and self.numbers(node.inputs[STEPS[node.kind]])
+        if steps and np.any(np.abs(steps) != 1):
+            return None
         if node.kind != "StridedSlice":
             first = DECIDED_BY_NUMBERS.get(node.kind, len(node.inputs))
             return [] if self._are_alike(node.inputs[first:]) else None

@@ -28,8 +28,9 @@ from typing import Any, NamedTuple, Optional, TypeVar, Union
 import numpy.typing as npt
 import tensorflow as tf
 
-# The numbers of rows N for which the sizes in a graph are inferred; see `sizes`.
-COUNTS = (27_720, 32_760)
+# The numbers of rows N for which the sizes in a graph are inferred; see `sizes`. With larger ones,
+# the number of all pixels in a batch would exceed an int32.
+COUNTS = (840, 1_260)
 
 T = TypeVar("T")
 Pair = tuple[T, T]  # for each of these N

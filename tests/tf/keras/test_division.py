@@ -79,6 +79,7 @@ ROWS.map(double).batch(4, True).map(lambda x: by_length(x))   | as a constant
 ROWS.map(double).batch(4).map(lambda x: x // len_of(x))       | each row by itself
 ROWS.map(double).batch(4).map(lambda x: tf.range(len_of(x)))  | each row by itself
 ROWS.map(double).batch(4).map(lambda x: (x, tf.constant([1, 5]))) | each row by itself
+ROWS.map(double).batch(4).map(lambda x: tf.ones([len_of(x)] * 2)) | each row by itself
 ROWS.map(lambda x: tf.random.uniform([], seed=1)).batch(4)    | has a seed (RandomUniform)
 ROWS.map(lambda x: DRAWN.uniform([])).batch(4)                | has a seed (RngReadAndSkip)
 ROWS.map(tf.range).map(tf.reduce_sum).batch(2).unbatch()      | do not come from batch(n)

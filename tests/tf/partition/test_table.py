@@ -439,6 +439,7 @@ tf.vectorized_map(lambda row: row[0] + tf.cast(row[1], tf.float32), (x, index))
 gradient(tf.recompute_grad(lambda t: tf.tanh(t)), x)
 gradient(lambda t: tf.foldl(lambda a, _: tf.gather(a, tf.range(tf.shape(a)[0])), WEIGHTS, t), x)
 (raw.Assert(condition=WEIGHTS[0, 0] < 9.0, data=[x]), x)[1]
+gradient(lambda t: tf.reshape(t[:, :1, :1] * tf.ones([300_000]), [-1]), x)
 """
 
 F = tf.float32
@@ -568,6 +569,11 @@ tf.size(tf.pad(index, [[0, tf.size(tf.range(9)[:: tf.shape(x)[0]]) - 1]]))
 tf.size(tf.pad(index, [[0, tf.cast(tf.cast(tf.shape(x)[0], tf.uint8) * 32, tf.int32)]]))
 tf.size(tf.pad(index, [[0, 2 * tf.size(tf.range(0, pairs_of(x), 2)) - pairs_of(x)]]))
 tf.vectorized_map(lambda row: tf.map_fn(tf.sin, row), x)
+tf.size(tf.dynamic_stitch([tf.range(tf.shape(x)[0]), [5]], [tf.range(tf.shape(x)[0]), [5]]))
+tf.reduce_sum(tf.ones([tf.size(tf.linalg.diag_part(tf.zeros([2 * tf.size(index) - 2, tf.size(index) * 2])))]))
+tf.reduce_sum(tf.ones(tf.TensorArray(tf.int32, 3, element_shape=[1]).write(0, tf.shape(index)).read(1)))
+tf.cast(tf.reduce_sum(tf.cast(x * 0.0 + 20_000.0, tf.float16), 0), F)
+tf.fill(tf.concat([tf.shape(index), tf.boolean_mask([6, 7], [True, False])], 0), 1.0)
 """
 
 
@@ -624,10 +630,13 @@ def test_what_is_not_by_row_equals_one_process() -> None:
 
 
 def test_another_number_of_a_single_row_is_no_row() -> None:
-    """`tf.vectorized_map` has 0 in its place."""
+    """`tf.vectorized_map` has 0 in its place, and `tf.squeeze` removes its axis."""
     places = "tf.where(tf.shape(x)[0] > 1, tf.range(tf.shape(x)[0]), {})"
     text = f"tf.math.unsorted_segment_sum(x, {places}, tf.shape(x)[0])"
-    lines = map(text.format, ("-1", "-whole[0, 0]"))
+    lines = [
+        *map(text.format, ("-1", "-whole[0, 0]")),
+        "tf.reduce_sum(tf.ones([tf.shape(tf.squeeze(x[:, 0]))[0]]))",
+    ]
     check_results({line: expression_of(line) for line in lines}, ["whole", "x"], [1])
 
 
