@@ -151,7 +151,8 @@ class OwnOptimizer(keras.Sequential):  # type: ignore[misc]
                 y_pred=self(data[0]),
             )
         weights = self.trainable_variables
-        self.second.apply(tape.gradient(loss, weights), weights)
+        (second,) = tf.nest.flatten(self.second)
+        second.apply(tape.gradient(loss, weights), weights)
         return {"loss": loss}
 
 
@@ -161,6 +162,16 @@ class OwnOptimizer(keras.Sequential):  # type: ignore[misc]
 class Stops(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.model.stop_training = epoch == 3
+
+
+class Draws(keras.callbacks.Callback):  # type: ignore[misc]
+    """Draws the rate of each epoch as it begins, and halves the weights in the end."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate = 0.05 * np.random.rand()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.model.set_weights([weight / 2 for weight in self.model.get_weights()])
 
 
 class Evaluates(keras.callbacks.Callback):  # type: ignore[misc]
@@ -272,6 +283,7 @@ PROGRAMS: dict[str, Action] = {
             metrics=["mae"],
         )
     },
+    "drawn_rates": lambda: {"callbacks": [Draws()]},
     # Keras trains one step of an epoch that a callback stops as it begins.
     "stop_at_the_beginning": lambda: {"callbacks": [Stops()]},
     # An epoch's history has the metrics of what was evaluated last.
@@ -393,6 +405,15 @@ def optimizer_that_is_not_built() -> Fields:
     model = perceptron(kind=OwnOptimizer)
     with strategy.scope():
         model.second = keras.optimizers.Adam(0.01)
+    return {"model": model}
+
+
+@program
+def optimizers_in_a_list() -> Fields:
+    model = perceptron(kind=OwnOptimizer)
+    with strategy.scope():
+        model.second = [keras.optimizers.Adam(0.01)]
+    model.second[0].build(model.trainable_variables)
     return {"model": model}
 
 

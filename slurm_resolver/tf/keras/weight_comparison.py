@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -30,19 +31,25 @@ def variables_of(model: Model) -> Iterator[tuple[str, tf.Variable]]:
 
     The states of random generators are not among them: what a worker draws alone changes them.
     """
-    import keras
-
     variables = []
-    for value in vars(model).values():
-        items = value if isinstance(value, (list, tuple)) else [value]
-        for item in value.values() if isinstance(value, dict) else items:
-            if isinstance(item, keras.optimizers.Optimizer):
-                variables += item.variables
+    for _, optimizer in optimizers_of(model):
+        variables += optimizer.variables
     local = model.distribute_strategy.experimental_local_results
     for variable in variables + model.weights:
         if isinstance(variable.value, tf.Variable):
             # TensorFlow reads this worker's own part four times as fast.
             yield variable.path, local(variable.value)[0]
+
+
+def optimizers_of(model: Model) -> Iterator[tuple[str, Any]]:
+    """Yields a model's optimizers, each with the name of the attribute that it is, or is in."""
+    import keras
+
+    for name, value in vars(model).items():
+        items = value if isinstance(value, (list, tuple)) else [value]
+        for item in value.values() if isinstance(value, dict) else items:
+            if isinstance(item, keras.optimizers.Optimizer):
+                yield name, item
 
 
 def compare_weights(

@@ -28,6 +28,7 @@ from slurm_resolver.tf import private_names
 from slurm_resolver.tf.causes import cause_of
 from slurm_resolver.tf.keras.protocols import EpochIterator, Logs
 from slurm_resolver.tf.keras.strategy_registry import sharing_of
+from slurm_resolver.tf.keras.weight_comparison import optimizers_of
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.training.callback_states import CallbackStates, set_values
 from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
@@ -148,6 +149,11 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             raise problem
         ours = (self, self._first)  # Keras' list may be that of an earlier fit
         self._others = [other for other in callbacks.callbacks if other not in ours]
+        if any(isinstance(other, keras.callbacks.BackupAndRestore) for other in self._others):
+            raise ResumeError(
+                "BackupAndResume beside Keras' BackupAndRestore: both choose the epoch at which "
+                "fit begins. Leave out BackupAndRestore."
+            )
         callbacks.callbacks = [self._first, *self._others, self]
         self._data = data
         self._states: Any = None  # of the other callbacks, from the first epoch on
@@ -210,7 +216,10 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         is_left = backup.epoch < self.params["epochs"]
         before = is_left and backup.begin_data(_batch_size(data), count)
         self._until = backup.step  # of the epoch in which training resumes; 0 in the later ones
-        self._before: Any = None  # the states of global random generators before data was read
+        self._repeats = bool(self._until or before)  # what the callbacks have done in that epoch
+        # The states of global random generators, before and after data was read.
+        self._before: Any = None
+        self._drawn: Any = {}
         if backup.restored:
             private_names.INITIAL_EPOCH.set(self.model, backup.epoch)
             self._before = random_states()
@@ -228,6 +237,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
                 steps=None if before else self._saved["steps"],
                 says=backup.leads,
             )
+            self._drawn = random_states()
 
     def _enumerate_iterator(self, call: Method) -> Iterator[Any]:
         """Yields the steps of an epoch that are left: numbers, and the iterator over the data.
@@ -320,11 +330,12 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             self._tell(*self._states.problems())
             self._backup.step = 0
             self._until = 0
+            self._repeats = False
             self._logs = {}
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Restores again what was saved after the beginning of this epoch."""
-        if self._until:
+        if self._repeats:
             self._restore_callbacks()
             self._backup.restore_again()  # a LearningRateScheduler has changed the rate
             try:
@@ -343,6 +354,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             saved = tf.train.TrackableView(self._backup.checkpoint).descendants()
             self._states = CallbackStates(self._others, saved)
             private_names.INITIAL_EPOCH.set(self.model, None)  # which this fit has read
+        set_random_states(self._drawn)  # the callbacks may have drawn since
         self._states.apply(self._saved.get("callbacks", {}))
         self._tell(*self._states.problems())
 
@@ -400,6 +412,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         if self._states is None:
             self._restore_callbacks()
             self._restore_random()
+            backup.restore_again()  # the other callbacks have changed the final weights once more
         else:
             self._read = (backup.epoch, backup.step) if self._stopped else (backup.epoch + 1, 0)
             backup.epoch = self.params["epochs"]
@@ -472,10 +485,13 @@ def _left_out(model: keras.Model) -> list[tf.Variable]:
     """Returns the variables that a `tf.train.Checkpoint` of a model leaves out.
 
     These are the states of its random generators, which draw the masks of dropout, and are no
-    weights; and what its layers have in lists, tuples and dicts.
+    weights; and what it and its layers have in lists, tuples and dicts, such as optimizers.
     """
     weights = set(map(id, model.weights))
     states = [variable.value for variable in model.variables if id(variable) not in weights]
+    states += [
+        variable.value for _, optimizer in optimizers_of(model) for variable in optimizer.variables
+    ]
     return states + _listed([vars(layer) for layer in private_names.FLATTEN_LAYERS.of(model)()])
 
 
@@ -491,9 +507,9 @@ def _listed(value: object) -> list[tf.Variable]:
 
 def _unbuilt_optimizers(model: keras.Model) -> Iterator[str]:
     """Yields why optimizers of a model, besides the one of `compile`, cannot be restored."""
-    for name, value in vars(model).items():
-        if isinstance(value, keras.optimizers.Optimizer) and not value.built:
+    for name, optimizer in optimizers_of(model):
+        if not optimizer.built:
             yield (
-                f"the variables of {name!r} do not exist before the first step: call "
-                f"{name}.build(variables) before fit, such as in compile()"
+                f"the variables of the optimizer in {name!r} do not exist before the first step: "
+                "call its build(variables) before fit, such as in compile()"
             )

@@ -94,6 +94,7 @@ class ResumableLoop(Backup):
         is_endless = iterator is data
         if not is_endless:
             self.begin_data(batch_size_of(data))
+        if not is_endless or self._endless not in (None, iterator):  # it is of this epoch alone
             self.drawn = self.step
         if iterator is not self._endless:  # leaves out what was trained on before
             for _ in range(self.drawn):
@@ -110,6 +111,7 @@ class ResumableLoop(Backup):
                 try:
                     batch = next(iterator)
                 except (StopIteration, tf.errors.OutOfRangeError):
+                    self.drawn = 0  # the next epoch has its own
                     return
                 except Exception as error:
                     self.save_after(error, is_between_steps=True)

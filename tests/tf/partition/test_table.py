@@ -570,8 +570,8 @@ tf.size(tf.pad(index, [[0, tf.cast(tf.cast(tf.shape(x)[0], tf.uint8) * 32, tf.in
 tf.size(tf.pad(index, [[0, 2 * tf.size(tf.range(0, pairs_of(x), 2)) - pairs_of(x)]]))
 tf.vectorized_map(lambda row: tf.map_fn(tf.sin, row), x)
 tf.size(tf.dynamic_stitch([tf.range(tf.shape(x)[0]), [5]], [tf.range(tf.shape(x)[0]), [5]]))
-tf.reduce_sum(tf.ones([tf.size(tf.linalg.diag_part(tf.zeros([2 * tf.size(index) - 2, tf.size(index) * 2])))]))
-tf.reduce_sum(tf.ones(tf.TensorArray(tf.int32, 3, element_shape=[1]).write(0, tf.shape(index)).read(1)))
+tf.ones(tf.shape(tf.linalg.diag_part(tf.zeros([2 * tf.size(index) - 2, tf.size(index) * 2]))))
+tf.ones(tf.TensorArray(tf.int32, 3, element_shape=[1]).write(0, tf.shape(index)).read(1))
 tf.cast(tf.reduce_sum(tf.cast(x * 0.0 + 20_000.0, tf.float16), 0), F)
 tf.fill(tf.concat([tf.shape(index), tf.boolean_mask([6, 7], [True, False])], 0), 1.0)
 """

@@ -50,6 +50,8 @@ def test_state_of_data_and_callbacks_is_restored_or_told() -> None:
         "callback_with_dataclass",
         "step_of_its_own",
         "evaluation_after_the_last_step",
+        "drawn_rates",
+        "optimizers_in_a_list",
         "tf_random_in_call",
         "optimizer_that_is_not_built",
         "generator_of_the_model_in_map",
@@ -104,6 +106,7 @@ def test_no_program_is_silently_different() -> None:
         ["files_then_records"],
         ["counting_generator"],
         ["cached_validation"],
+        ["drawn_rates"],
         ["scaled_optimizer"],  # which is created outside the scope
         ["callback_with_dataclass"],
         ["shuffled_and_cached", "py_dataset", "callback_with_dataclass"],
