@@ -57,7 +57,7 @@ class Report(NamedTuple):
     epochs: int = 0
     steps: int = 0
     seconds: Mapping[str, float] = {}
-    whole_data: bool = False  # whether this worker produces all rows of the data, not only its own
+    whole_data: str = ""  # why this worker produces all rows of the data, not only its own
     whole_steps: bool = False  # whether it computes whole batches
     gpu_memory: int = 0  # the most bytes that TensorFlow has allocated on one of its GPUs
     gpu_busy: float | None = None  # the mean share of the time in which its GPUs had work

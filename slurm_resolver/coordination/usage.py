@@ -48,7 +48,10 @@ _REMEDIES = {
         "a step is short for this network: larger batches, fewer workers, or NCCL over a faster "
         "network (docs/gpus.md)"
     ),
-    BETWEEN: "callbacks, and other code between the steps: run it less often",
+    BETWEEN: (
+        "callbacks, the start of the data in each epoch, and other code between the steps: run it "
+        "less often"
+    ),
     SAVING: "save less often, or to a faster file system (docs/fault_tolerance.md)",
     VALIDATION: "validate less often (validation_freq), or in larger batches",
 }
@@ -61,10 +64,6 @@ _REMEDIES_OF_ONE = {
         "(nvidia-smi -q -d PERFORMANCE), or leave the node out (--exclude)"
     ),
 }
-_WHOLE_DATA = (
-    "each worker produced all rows of the data, and kept only its own: put expensive work into a "
-    "map directly before batch(n) (docs/data.md)"
-)
 _WHOLE_STEPS = (
     "every worker computed whole batches, so that more workers are not faster: the line with "
     '"cannot be split" says why (docs/keras.md)'
@@ -133,7 +132,7 @@ def advise(workers: Workers) -> list[str]:
     shares = shares_of(*([workers[slow]] if waits_unseen else workers.values()))
     cause = max(_REMEDIES, key=shares.__getitem__)
     share = shares[cause]
-    is_whole = any(report.whole_data for report in workers.values())
+    whole = [report.whole_data for report in workers.values() if report.whole_data]
     if share >= _LOSS and share * seconds_of(workers) >= _LOST_SECONDS:
         # A worker that waits nearly as long as the others waits for the network, as they do.
         is_slow = slow and (
@@ -141,10 +140,13 @@ def advise(workers: Workers) -> list[str]:
         )
         if is_slow and cause != VALIDATION:
             lines.append(_advise_of_one(workers, slow))
-        elif cause != DATA or not is_whole:
+        elif cause != DATA or not whole:
             lines.append(f"{cause} takes {share:.0%} of the time: {_REMEDIES[cause]}")
-    if is_whole:
-        lines.append(_WHOLE_DATA)
+    if whole:
+        lines.append(
+            f"each worker produced all rows of the data, and kept only its own: {whole[0]}. Put "
+            "expensive work into a map directly before batch(n) (docs/data.md)"
+        )
     if any(report.whole_steps for report in workers.values()):
         lines.append(_WHOLE_STEPS)
     return lines

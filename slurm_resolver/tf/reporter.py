@@ -103,7 +103,7 @@ class Reporter:
         self._steps = 0
         # before this training, and while other workers compiled
         self._waited_before = self._waited() if self._waited else 0.0
-        self.whole_data = False
+        self.whole_data = ""
         self.whole_steps = False
 
     def begin_epoch(self, epoch: int) -> None:

@@ -35,6 +35,12 @@ REMEDY_OF_DATA = (
     "length differs."
 )
 
+_REMEDY_OF_ORDER = (
+    "Their order alone differs, as that of Python's sets does from process to process. Sort what "
+    "is made of a set. If a library makes it, give all processes one order: export "
+    "PYTHONHASHSEED=0 before srun."
+)
+
 
 class Entry(NamedTuple):
     """One of the values that the workers compare.
@@ -93,6 +99,8 @@ def compare(
                 if np.allclose(numbers, numbers[0], rtol=0.0, atol=rounding, equal_nan=True):
                     continue
                 values = tuple(map(_describe, numbers, norms))
+            elif len({frozenset(text.strip("[()]").split(", ")) for text in texts}) == 1:
+                remedy = _REMEDY_OF_ORDER
             raise difference(workers, when, found[0], values, remedy)
     tell_once(
         "the workers' weights differ by rounding: their processors, or GPUs that add up in any "

@@ -29,6 +29,7 @@ from tensorflow.data import Dataset
 
 from slurm_resolver.log import tell_once
 from slurm_resolver.tf import private_names
+from slurm_resolver.tf.causes import cause_of
 from slurm_resolver.tf.keras.called_functions import with_called
 from slurm_resolver.tf.keras.origins import Origin, find_origins, serialized_graph
 from slurm_resolver.tf.keras.sharing import (
@@ -143,7 +144,7 @@ def share_out(dataset: Dataset, sharing: Sharing, in_memory: bool) -> WorkerData
                     f"each worker produces all rows of the data and keeps only its own: {error}. "
                     "Put expensive work into a map directly before batch(n)"
                 )
-                reporter.whole_data = True
+                reporter.whole_data = str(error)
     data.undivide()
     return data
 
@@ -300,7 +301,7 @@ def _mapped(pairs: Dataset, like: Dataset) -> Dataset:
         result = pairs.map(mapped, num_parallel_calls=calls, deterministic=deterministic)
     except Exception as error:
         raise UndividedError(
-            f"a map cannot be traced again for a part of the rows: {error}"
+            f"a map cannot be traced again for a part of the rows: {cause_of(error)}"
         ) from None
     finally:  # one process does not draw for it
         random.setstate(of_python)

@@ -19,8 +19,8 @@ from slurm_resolver.tf.keras.called_functions import with_called
 from slurm_resolver.tf.partition.values import PlanError
 
 _RANDOM = re.compile(
-    "Random(Uniform|StandardNormal|Gamma|Poisson)|TruncatedNormal|Multinomial|"
-    "Stateless(Random|Sample|Truncated|Parameterized)|RandomDataset|Rng"
+    "Random(Uniform|StandardNormal|Gamma|Poisson|Shuffle)|TruncatedNormal|Multinomial|"
+    "SampleDistorted|Stateless(Random|Sample|Truncated|Parameterized)|RandomDataset|Rng"
 )
 _PYTHON = re.compile("PyFunc|GeneratorDataset|VariantDataset")
 

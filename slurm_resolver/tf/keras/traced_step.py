@@ -12,7 +12,7 @@ from tensorflow.types.experimental import ConcreteFunction
 from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import debug
-from slurm_resolver.tf.causes import OF_PEERS
+from slurm_resolver.tf.causes import OF_PEERS, cause_of
 from slurm_resolver.tf.keras.called_functions import with_called
 from slurm_resolver.tf.keras.differences import Entry, compare
 from slurm_resolver.tf.keras.one_process import as_one_process
@@ -116,7 +116,7 @@ class TracedStep:
             except _OF_ALL:
                 raise
             except Exception as error:
-                constant = f"it fails if the number of rows is not a constant: {error}"
+                constant = f"it fails if the number of rows is not a constant: {cause_of(error)}"
                 errors.append(error)
         # The first attempt may have left a model half built, which hides its error.
         raise errors[0]

@@ -55,6 +55,11 @@ ADAM = Entry("optimizer", "Adam")
 CASES = {
     "nothing": Case([SGD], [SGD], ""),
     "a text": Case([SGD], [ADAM], "optimizer: SGD in worker 0, Adam in worker 1"),
+    "the order of a set": Case(
+        [Entry("words", "['a', 'b']")],
+        [Entry("words", "['b', 'a']")],
+        "words: ['a', 'b'] in worker 0, ['b', 'a'] in worker 1",
+    ),
     "an entry that one lacks": Case([SGD], [], "optimizer: SGD in worker 0, nothing in worker 1"),
     "an entry of a later message": Case(
         [Entry("layer", str(number)) for number in range(60)],
@@ -85,6 +90,7 @@ def test_the_first_difference_is_the_error_of_every_worker(name: str) -> None:
     with ThreadPoolExecutor(2) as pool:
         errors = [*pool.map(error, range(2), (case.one, case.other))]
     for told in errors:
-        expected = f"the workers differ after epoch 2, in {case.said}. Do the same in all workers: "
+        begins = "Their order alone differs" if "order" in name else "Do the same in all workers: "
+        expected = f"the workers differ after epoch 2, in {case.said}. {begins}"
         assert told.startswith(expected) if case.said else not told
     assert any("differ by rounding" in line for line in log.warned) == (name == "rounding")

@@ -67,6 +67,7 @@ tf.data.Dataset.range(2).interleave(lambda _: pairs())                  | EQUAL 
 tf.data.Dataset.range(2).interleave(lambda _: pairs().map(by_python))   | PYTHON PYTHON
 pairs().map(named).cache()                                              | EQUAL RANDOM EQUAL
 pairs().map(random_loop)                                                | RANDOM EQUAL
+pairs().batch(2).map(lambda x, y: (tf.map_fn(tf.random.shuffle, x), y)) | RANDOM EQUAL
 tf.data.Dataset.range(8).window(2).flat_map(lambda rows: rows.batch(2)) | EQUAL
 """
 
