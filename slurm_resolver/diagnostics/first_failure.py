@@ -34,10 +34,13 @@ _TIME = r"(?:\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S* )?"
 # The rank of --label, and the line.
 _LABELLED = re.compile(rf"{_TIME}(?: *(\d{{1,7}}): ?)?{_TIME}(.*)", re.DOTALL)
 _LAUNCHER = re.compile("srun: (?!fatal: )|slurm-resolver (?:run|supervise): ")
-# What a task has not ended, such as a progress bar, before a launcher reports the end of one.
+# What a task has not ended, such as a progress bar, before a launcher reports an end.
 UNENDED = re.compile(
     r"(?! *\d{1,7}: |slurm-resolver supervise: ).+?"
-    r"(?=srun: error: \S+: tasks? \d|slurm-resolver run: task \d)",
+    r"(?=srun: error: (?:\S+: tasks? \d|Node failure)"
+    r"|srun: Job step aborted"
+    r"|slurmstepd\S*: error: \*\*\*"
+    r"|slurm-resolver run: task \d)",
     re.DOTALL,
 )
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")

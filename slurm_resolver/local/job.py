@@ -16,11 +16,11 @@ from signal import SIGCHLD, SIGCONT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2, Signals
 from subprocess import DEVNULL, PIPE, Popen
 from tempfile import NamedTemporaryFile
 from threading import Thread
-from time import time
+from time import monotonic, time
 from typing import Any, Callable
 
 from slurm_resolver.errors import LaunchError
-from slurm_resolver.local import RunOptions
+from slurm_resolver.local import RunOptions, output
 from slurm_resolver.local.environment import step_environment
 from slurm_resolver.local.output import copy_output, print_line
 from slurm_resolver.local.run_events import VARIABLE
@@ -133,8 +133,11 @@ class _Step:
             finally:
                 # What the tasks left running ends as well, as at the end of a Slurm step.
                 self._send(range(len(self._processes)), SIGKILL)
+                until = monotonic() + 1.0  # a process that has left its group may keep a pipe
                 for thread in threads:
-                    thread.join(timeout=1.0)  # a process that has left its group may keep a pipe
+                    thread.join(timeout=max(0.0, until - monotonic()))
+                    while output.lock.locked():  # until the reader of the screen reads on
+                        thread.join(timeout=1.0)
 
     def _start_task(self, rank: int, variables: Environ) -> list[Thread]:
         """Starts a task, and returns the threads that copy its output."""
@@ -251,9 +254,10 @@ class _Step:
         self.status = max(self.status, 128 + number)
         self.requeue_reason = requeue_reason
         self.failure = ""
-        self._ignore_statuses = True
         # A second signal ends them at once.
-        self._end_tasks(SIGKILL if self._ending else number, SIGKILL)
+        first = SIGKILL if self._ignore_statuses else number
+        self._ignore_statuses = True
+        self._end_tasks(first, SIGKILL)
 
     def _end_tasks(self, *numbers: int) -> None:
         """Sends signals to the tasks, one after the other, until all have ended."""

@@ -24,7 +24,7 @@ _EARLY_NOTES = re.compile(
 # prints a line of the launcher's own
 print_line = partial(log.print_line, program="slurm-resolver run")
 # for lines, which tasks write at the same time
-_lock = Lock()
+lock = Lock()
 
 
 def copy_output(process: Popen[bytes], label: str) -> list[Thread]:
@@ -46,7 +46,7 @@ def _copy(source: IO[bytes], screen: int, label: bytes) -> None:
     with source, suppress(BrokenPipeError):  # the reader of the screen has gone
         for line in source:
             if shows_notes or not _EARLY_NOTES.match(line):
-                with _lock:
+                with lock:
                     _write(label + line.rstrip(b"\n") + b"\n", screen)
 
 

@@ -105,11 +105,15 @@ def requeue_job(
     problem = ""
     if requeue is None:
         return ExitPlan(TERMINATED_STATUS, "ending, without a requeue (requeue=None)")
-    if max_restarts is not None and restarts >= max_restarts:
-        if job and not step.simulated:
-            with suppress(OSError):  # Slurm itself may requeue it
-                job_ref, _ = own_job(step, seconds_left())
+    is_last = max_restarts is not None and restarts >= max_restarts
+    if is_last and job and not step.simulated:
+        with suppress(OSError):
+            job_ref, slurm_job = own_job(step, seconds_left())
+            # The variable may be that of the job which has submitted this one.
+            is_last = int(slurm_job.get("Restarts", restarts)) >= (max_restarts or 0)
+            if is_last:  # Slurm itself may requeue it
                 forbid_requeue(job_ref, seconds_left())
+    if is_last:
         return ExitPlan(
             MAX_RESTARTS_STATUS,
             f"not requeued: SLURM_RESTART_COUNT={restarts} has reached max_restarts={max_restarts}"

@@ -168,7 +168,7 @@ slurm-resolver supervise --restarts ‹restarts›«requeue: --requeue --least-t
     ‹run› "$@"«by_tasks: || status=$?
 
 # Requeues the job after exit status ‹status›, or if it failed while Slurm preempted it.
-slurm-resolver requeue --max-restarts 10 "$status"»«by_script: &
+slurm-resolver requeue --max-restarts 100 "$status"»«by_script: &
 status=0
 wait $! || status=$?
 end_job "$status"»

@@ -20,8 +20,10 @@ _KEPT_VARIABLES = (
     "SLURM_CLUSTERS",
 )
 # Every $1 s, it looks whether job $2 still runs on the node of its batch file. Else it writes why
-# the job ends into the job's output, to which that node wrote before, and runs the other words.
+# the job ends into the job's output, to which that node wrote before, and runs the other words. A
+# signal to all steps of the job is not for this one.
 _SCRIPT = """\
+trap '' USR1 USR2
 field() { sed -n "s/^ *$1=//p" <<<"$job"; }
 while sleep "$1"; do
     job=$(scontrol show job "$2") || continue

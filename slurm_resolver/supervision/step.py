@@ -28,6 +28,8 @@ FAILED = "failed"  # a node, in messages
 _PIECE = 64 * 1024
 # An error of srun; those of options begin with the program as it was called.
 _SRUN_ERROR = re.compile(r"\S*srun: (?:error: |fatal: |(?:unrecognized |invalid )?option\b)")
+# A signal alone, such as before a preemption, does not make srun end the step.
+_SRUN_ENDS = re.compile(r"srun: .*?(?:Terminating |Job step aborted)")
 # The exit status of a task that a signal has ended, by what srun prints.
 _EXITED = re.compile(r"Exited with exit code (\d+)")
 _BY_SIGNAL = {strsignal(number): 128 + number for number in Signals}
@@ -96,10 +98,13 @@ class StepOutput(FailureReader):
 
     Attributes:
         status: srun's exit status.
+        srun_ends: whether srun says that it ends the step.
         bad: nodes that fail, or are missing or slow in `check --collective`, each with the reason.
     """
 
     status = 0
+    srun_ends = False
+    _saved = False  # although a task exits as a failed one: the job may not be requeued any more
     _rest = b""
     _srun_error = ""  # the last one
     _progress = ""
@@ -124,6 +129,8 @@ class StepOutput(FailureReader):
             for node, why in bad.items():
                 self.bad.setdefault(node, why or FAILED)
             self._progress = find_resumed(text) or self._progress
+            self.srun_ends |= bool(_SRUN_ENDS.search(text))
+            self._saved |= "has reached max_restarts=" in text
             if _SRUN_ERROR.match(text):
                 self._srun_error = text.rstrip()
 
@@ -152,7 +159,7 @@ class StepOutput(FailureReader):
         elif self.reported and not self.reported.follows:
             end = self.reported
             kind = "saved"
-            if not SAVED.match(end.line):
+            if not (self._saved or SAVED.match(end.line)):
                 kind = "task"
                 first = self.first() or end  # the task that failed first
                 last = self.ends.get(first.rank, end)
@@ -222,7 +229,7 @@ def run_step(command: Sequence[str], relay: SignalRelay) -> StepOutput:
             with suppress(OSError), open(2, "wb", closefd=False) as standard_error:
                 standard_error.write(data)
             output.feed(data)
-            if (output.leaves_tasks or output.all_end) and ending.ident is None:
+            if (output.leaves_tasks or output.srun_ends) and ending.ident is None:
                 ending.start()
     ended.set()
     output.status = shell_status(process.returncode)

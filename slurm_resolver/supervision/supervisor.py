@@ -189,8 +189,10 @@ class Supervisor:
         """Runs a step on these nodes; `words` are options of srun, and a program."""
         options = self._options
         each = options.tasks_per_node
-        others = [name for name in self._healthy if name != self._step.node_name]
-        if options.watch and others and (not self._watch or self._watch.poll() is not None):
+        this_node = self._step.node_name  # none in a shell of salloc
+        others = [name for name in self._healthy if name != this_node]
+        watches = options.watch and this_node and others
+        if watches and (not self._watch or self._watch.poll() is not None):
             # The last node may be a spare one.
             self._watch = start_watch(self._job_ref, others[-1], options.watch, options.requeue)
         output = run_step(

@@ -42,7 +42,7 @@ status=0
 quiet "${step[@]}" --kill-on-bad-exit=0 --wait=120 \\
     python train.py "$@" || status=$?
 
-slurm-resolver requeue --max-restarts 10 "$status"
+slurm-resolver requeue --max-restarts 100 "$status"
 """,
     "-N 3 --ps 1 --requeue": """\
 end_job() {
