@@ -9,6 +9,8 @@ read them.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import weakref
 from contextvars import ContextVar
 from typing import Any
 
@@ -16,6 +18,7 @@ import tensorflow as tf
 
 from slurm_resolver.errors import FitError
 from slurm_resolver.tf import private_names
+from slurm_resolver.tf.keras.one_process import is_one_process
 from slurm_resolver.tf.keras.protocols import Metric
 from slurm_resolver.tf.keras.replicas import is_in_replica
 from slurm_resolver.tf.keras.sharing import without_conversion
@@ -37,6 +40,13 @@ class _Additions:
     def __init__(self) -> None:
         self.graph = tf.compat.v1.get_default_graph()
         self._before: dict[int, tuple[Any, tf.Tensor]] = {}  # a variable and its value, by its id
+        self._reset: dict[int, tf.Graph] = {}  # where a metric was reset inside, by its id
+        self._note_traced()
+
+    def _note_traced(self) -> None:
+        """Notes the metrics that a tf.function may update, which is not traced again."""
+        for metric in list(_traced.values()):
+            self.note(metric)
 
     def _is_inside(self) -> bool:
         """Whether the caller is in a condition, loop or tf.function."""
@@ -44,21 +54,40 @@ class _Additions:
 
     def note(self, metric: Metric, zeros: bool = False) -> None:
         """Notes the values of a metric's variables, or that new ones have begun as zeros."""
-        with self.graph.as_default() if self._is_inside() else contextlib.nullcontext():
+        outside: Any = contextlib.nullcontext()
+        if self._is_inside():
+            _traced[id(metric)] = metric
+            if self._reset.get(id(metric)) is tf.compat.v1.get_default_graph():
+                raise self._error(metric)
+            outside = self.graph.as_default() if self.graph.building_function else tf.init_scope()
+        with outside:
             for variable in metric.variables:
                 if id(variable) not in self._before:
                     value = tf.zeros(variable.shape, variable.dtype) if zeros else variable.value
                     self._before[id(variable)] = variable, tf.convert_to_tensor(value)
 
-    def settle(self, metric: Metric) -> None:
-        """Adds what all replicas have added, before a metric is read or reset."""
+    def settle(self, metric: Metric, resets: bool) -> None:
+        """Adds what all replicas have added, before a metric is read or reset.
+
+        Raises:
+            FitError: inside, if it has been updated before. What is noted would be its value before
+                a reset inside.
+        """
         if any(id(variable) in self._before for variable in metric.variables):
             if self._is_inside():
-                raise FitError(
-                    "a condition, loop or tf.function in a step reads or resets the metric "
-                    f"{metric.name!r}, which has been updated before. Do so outside of it"
-                )
+                raise self._error(metric)
             self.add_changes()
+            self._note_traced()
+        elif resets and self._is_inside():
+            self._reset[id(metric)] = tf.compat.v1.get_default_graph()
+
+    @staticmethod
+    def _error(metric: Metric) -> FitError:
+        return FitError(
+            "a condition, loop or tf.function in a step reads or resets the metric "
+            f"{metric.name!r}, which it also updates, or which has been updated before. Do so "
+            "outside of it"
+        )
 
     def add_changes(self) -> None:
         """Adds what all replicas have added."""
@@ -69,6 +98,8 @@ class _Additions:
         self._before.clear()
 
 
+# The metrics that a tf.function, a condition or a loop updates, by their ids.
+_traced: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 # What is being traced, or run eagerly, in `strategy.run`.
 _current: ContextVar[_Additions | None] = ContextVar("current", default=None)
 
@@ -104,7 +135,7 @@ def _update_state(original: Method, metric: Metric, *args: object, **kwargs: obj
     additions = _current.get()
     replicas = is_in_replica() and sharing_of(tf.distribute.get_strategy())
     # Updates that are traced now happen whenever this step does.
-    if additions and (tf.executing_eagerly() or additions.graph.building_function):
+    if additions:
         additions.note(metric)
         original(metric, *args, **kwargs)
         additions.note(metric, zeros=True)
@@ -113,6 +144,8 @@ def _update_state(original: Method, metric: Metric, *args: object, **kwargs: obj
     elif is_coordinated() and all(map(_is_stored, metric.variables)):
         _update_on_servers(original, metric, *args, **kwargs)
     else:
+        if not tf.executing_eagerly() and not is_one_process():
+            _traced[id(metric)] = metric
         original(metric, *args, **kwargs)
 
 
@@ -120,7 +153,7 @@ def _settled(original: Method, metric: Metric) -> object:
     """Reads or resets a metric; in `strategy.run`, it has what all replicas have added so far."""
     additions = _current.get()
     if additions:
-        additions.settle(metric)
+        additions.settle(metric, original.__name__ == "reset_state")
     return original(metric)
 
 
@@ -160,6 +193,6 @@ def patch_metrics() -> None:
     kinds = [keras.metrics.Metric]
     for kind in kinds:
         kinds += kind.__subclasses__()  # which come later in this loop
-        for name, replacement in replacements.items():
-            if name in vars(kind):
-                private_names.replace(kind, name, replacement)
+        for owner, name in itertools.product(kind.__mro__, replacements):
+            if name in vars(owner):
+                private_names.replace(owner, name, replacements[name])

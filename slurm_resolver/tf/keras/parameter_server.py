@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import types
+import weakref
 from collections.abc import Iterator
 from typing import Any, Callable
 
@@ -197,6 +198,8 @@ class ScheduledFunction:
         self._on_batch = compiled(self._run_on_batch)
         self._on_iterator = compiled(lambda iterator: self._run(next(iterator)))
         self._under_way: list[Any] = []
+        # How many batches of an epoch the workers have taken, by the chief's own iterator.
+        self._seen: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._logs: dict[str, Structure] = {}
 
     @_told_where_data_ends()
@@ -211,11 +214,16 @@ class ScheduledFunction:
         if self._trains and of_workers:
             function = self._on_iterator
             batches = itertools.repeat(of_workers())
+            length = int(private_names.DATASET.of(data).cardinality())
+            if length > 0:  # Keras counts whole executions
+                seen = self._seen.get(data, 0)
+                count = min(count, length - seen)
+                self._seen[data] = seen + count
         steps = [self._schedule(function, batch) for batch in itertools.islice(batches, count)]
         if not steps:
             raise StopIteration
         self._under_way += steps
-        while len(self._under_way) > _AHEAD * self._strategy.num_workers:
+        while len(self._under_way) > _AHEAD * self._strategy.num_workers * bool(self._logs):
             self._take_logs(self._under_way.pop(0))
         # Keras makes a generator for `train_on_batch`, whose logs it needs at once.
         if count > 1 or isinstance(data, types.GeneratorType):

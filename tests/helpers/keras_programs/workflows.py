@@ -253,12 +253,21 @@ def saved_and_loaded(strategy: Any) -> Outcome:
 
 @program("loop")
 def with_metrics(strategy: Any) -> Outcome:
-    """Updates metrics in strategy.run, also in a condition, and reads them in the loop."""
+    """Updates metrics in strategy.run, also in a condition, and reads them in the loop.
+
+    With the second size of a batch, the step is traced again, but not the function that it calls.
+    """
     with strategy.scope():
         mean = km.Mean()
         error = km.MeanAbsoluteError()
+        total = km.Sum()
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def add(number: Any) -> None:
+        total.update_state(number)
 
     def replica(number: Any, x: Any) -> None:
+        add(tf.reduce_sum(x))
         mean.update_state(x)
         error.update_state(tf.zeros_like(x), x)
         if number > 1:
@@ -269,10 +278,12 @@ def with_metrics(strategy: Any) -> Outcome:
         strategy.run(replica, args=(number, x))
 
     found = []
-    rows = tf.data.Dataset.from_tensor_slices(X[:48]).batch(12)
-    for number, batch in enumerate(strategy.experimental_distribute_dataset(rows)):
-        step(tf.constant(number), batch)
-        found.append([mean.result(), error.result()])
+    rows = tf.data.Dataset.from_tensor_slices(X[:48])
+    for size in (12, 8):
+        batches = rows.batch(size, drop_remainder=True)
+        for number, batch in enumerate(strategy.experimental_distribute_dataset(batches)):
+            step(tf.constant(number), batch)
+            found.append([mean.result(), error.result(), total.result()])
     mean.reset_state()
     return {
         "metrics": numbers(found),

@@ -36,10 +36,10 @@ from slurm_resolver.tf.private_names import Method
 _TOPIC = "writes "  # what a worker tells the others, before the path
 
 # What hooks call, by the kinds of the first arguments: "r", a path that is read; "w", one that is
-# written; "c", what exists and is changed; "m", a file that is opened in the mode of the next
-# argument; "-", anything else.
+# written; "c", what exists and is changed; "l", a folder that is listed; "m", a file that is opened
+# in the mode of the next argument; "-", anything else.
 _FUNCTIONS = {
-    "m": "builtins.open io.open os.open",
+    "m": "builtins.open io.open os.open bz2._builtin_open tarfile.bltn_open",
     "-m": "h5py.File.__init__",
     "w": "os.mkdir sqlite3.connect sqlite3.dbapi2.connect tensorflow.summary.create_file_writer",
     "rw": "os.link",
@@ -47,6 +47,7 @@ _FUNCTIONS = {
     "cw": "os.rename os.replace",
     "c": "os.chmod os.remove os.rmdir os.setxattr os.truncate os.unlink os.utime shutil.rmtree",
     "r": "os.access os.listxattr os.lstat os.stat",
+    "l": "os.listdir os.scandir",
 }
 # What these arguments may be called, in their order. Not all functions have a signature.
 _KEYWORDS = ("logdir", "database", "file", "path", "src", "dst", "name")
@@ -109,19 +110,26 @@ class CallbackFiles:
         if not name or name.startswith((":", "file:", self._folder)) or is_device:
             return path
         full = os.path.abspath(name)
-        reads = kind == "r"
+        reads = kind in "rl"
         claim = self._claim(full, reads)
         creates = claim["value"]
         self._creates = creates == self._hook
         own = self._folder + full
         is_own = os.path.lexists(own)
         # Another worker may still write what it creates in this hook.
-        if claim["rank"] == self._rank or (reads and not is_own and not self._creates):
+        if (
+            claim["rank"] == self._rank
+            or (reads and not is_own and not self._creates)
+            or (kind == "l" and not creates)
+        ):
             return path
         os.makedirs(os.path.dirname(own), exist_ok=True)
         if not (reads or creates or is_own):
-            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
-                shutil.copy2(full, own)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.isdir(full):
+                    os.mkdir(own)
+                else:
+                    shutil.copy2(full, own)
         return own
 
     def _claim(self, full: str, reads: bool) -> Message:

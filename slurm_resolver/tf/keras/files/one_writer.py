@@ -69,6 +69,7 @@ def one_writer(callbacks: Sequence[object], workers: Workers) -> Iterator[None]:
             (callback, attribute)
             for kind, attribute in _WRITERS.items()
             if isinstance(callback, getattr(keras.callbacks, kind, ()))
+            and not (workers.client and kind == "CSVLogger")
         ]
     own = [os.path.abspath(getattr(callback, attribute)) for callback, attribute in writers]
     paths = workers.exchange("begins to write files", own)
