@@ -89,8 +89,6 @@ def show_job(job: JobRef, timeout: float = TIMEOUT_SECONDS) -> Fields:
     ``srun --jobid``.
     """
     jobs = _show("job", job, timeout=timeout)  # an array's tasks, or components
-    if not jobs[0]:
-        raise OSError(f"scontrol show job {job} printed nothing")
     return next((shown for shown in jobs if shown.get("JobId") == job), jobs[0])
 
 

@@ -74,7 +74,9 @@ def received(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     Args:
         tensor: the sum of what the replicas have sent.
     """
-    return tf.bitcast(tensor, dtype) if dtype.is_complex else tf.cast(tensor, dtype)
+    if dtype.is_complex:
+        return tf.complex(*tf.unstack(tensor, num=2, axis=-1))
+    return tf.cast(tensor, dtype)
 
 
 def as_sent(tensor: tf.Tensor) -> tf.Tensor:

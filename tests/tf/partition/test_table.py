@@ -573,6 +573,7 @@ tf.size(tf.dynamic_stitch([tf.range(tf.shape(x)[0]), [5]], [tf.range(tf.shape(x)
 tf.ones(tf.shape(tf.linalg.diag_part(tf.zeros([2 * tf.size(index) - 2, tf.size(index) * 2]))))
 tf.ones(tf.TensorArray(tf.int32, 3, element_shape=[1]).write(0, tf.shape(index)).read(1))
 tf.cast(tf.reduce_sum(tf.cast(x * 0.0 + 20_000.0, tf.float16), 0), F)
+raw.Bitcast(input=tf.complex(x, x), type=tf.uint8)
 tf.fill(tf.concat([tf.shape(index), tf.boolean_mask([6, 7], [True, False])], 0), 1.0)
 """
 
