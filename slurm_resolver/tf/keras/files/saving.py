@@ -93,6 +93,7 @@ def write_once(
         _move(scratch, folder, last=name)
         if client:
             client.tell(save, f"{identity} {_state(path)}")
+            client.wait_for(lambda: save in client.told, 1.0)  # which the others have before
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
