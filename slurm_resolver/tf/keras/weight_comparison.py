@@ -41,15 +41,17 @@ def variables_of(model: Model) -> Iterator[tuple[str, tf.Variable]]:
             yield variable.path, local(variable.value)[0]
 
 
-def optimizers_of(model: Model) -> Iterator[tuple[str, Any]]:
-    """Yields a model's optimizers, each with the name of the attribute that it is, or is in."""
+def optimizers_of(model: Model) -> Iterable[tuple[str, Any]]:
+    """Returns a model's optimizers, each with the name of the attribute that it is, or is in."""
     import keras
 
+    found = {}  # by their ids: TensorFlow keeps attributes in a dict as well, which comes first
     for name, value in vars(model).items():
         items = value if isinstance(value, (list, tuple)) else [value]
         for item in value.values() if isinstance(value, dict) else items:
             if isinstance(item, keras.optimizers.Optimizer):
-                yield name, item
+                found[id(item)] = name, item
+    return found.values()
 
 
 def compare_weights(

@@ -39,7 +39,7 @@ _TOPIC = "writes "  # what a worker tells the others, before the path
 # written; "c", what exists and is changed; "l", a folder that is listed; "m", a file that is opened
 # in the mode of the next argument; "-", anything else.
 _FUNCTIONS = {
-    "m": "builtins.open io.open os.open bz2._builtin_open tarfile.bltn_open",
+    "m": "builtins.open io.open os.open tarfile.bltn_open",
     "-m": "h5py.File.__init__",
     "w": "os.mkdir sqlite3.connect sqlite3.dbapi2.connect tensorflow.summary.create_file_writer",
     "rw": "os.link",
