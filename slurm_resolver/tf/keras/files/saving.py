@@ -93,7 +93,8 @@ def write_once(
         _move(scratch, folder, last=name)
         if client:
             client.tell(save, f"{identity} {_state(path)}")
-            client.wait_for(lambda: save in client.told, 1.0)  # which the others have before
+            # A worker that waits for the folder knows of this save before it may take it.
+            client.wait_for(lambda: save in client.told, 1.0)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
